@@ -1,8 +1,9 @@
 """Every deadline, limit and buffer that could cut an honest node, against models of 125 M to 7 B parameters, inner steps of
 0.1 to 300 s, and home lines: computed, with the product's own figures.
 
-The honest node here: a message of a byte per parameter, sent on a line that it shares with two uploads of weights; a trainer
-that is asked at the beginning of a step that takes half as long again as its steps did; a disk of 20 MB/s, memory of 500 MB/s.
+The honest node here: a message of one, two or four bytes per parameter, sent on a line that it shares with two uploads of
+weights; a trainer that is asked at the beginning of a step that takes half as long again as its steps did; a disk of 20 MB/s,
+memory of 500 MB/s.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nolocod.p2p.transport.yamux_frames import MOST_WINDOW
 from nolocod.proto.content import HASH_SIZE
 from nolocod.proto.limits import FIRST, Limits, most_bytes
 from nolocod.proto.types import CHUNK_SIZE
-from nolocod.run.manifest import Evaluation
+from nolocod.run.manifest import CODEC_BYTES, Evaluation
 from nolocod.trainer import pipe
 from nolocod.trainer.patience import CHECKPOINT_BYTES, LOAD, Patience
 
@@ -42,6 +43,7 @@ LIMITS = Limits()
 HALVES = 2.0
 """Seconds of its line that a stream's window holds at most: half of one lasted `_QUICK` at least when it grew last."""
 
+bytes_of_each = pytest.mark.parametrize("each", sorted(CODEC_BYTES.values()))
 sizes = pytest.mark.parametrize("parameters", PARAMETERS)
 lines = pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line[0] * 8 / 1e6:.0f}/{line[1] * 8 / 1e6:.0f}")
 steps = pytest.mark.parametrize("step", STEPS)
@@ -58,9 +60,10 @@ def window(line: tuple[float, float]) -> float:
 
 
 @sizes
+@bytes_of_each
 @lines
-def test_no_exchange_is_cut_for_its_line(parameters: int, line: tuple[float, float]) -> None:
-    message, rate = parameters, slow(line)
+def test_no_exchange_is_cut_for_its_line(parameters: int, each: float, line: tuple[float, float]) -> None:
+    message, rate = each * parameters, slow(line)
     assert message / rate <= LIMITS.whole(message)
     for limits in (LIMITS, LIMITS.paced(1.0, message, wary=True)):
         piece = 512 << 10  # what moves is told in such pieces, ours and the partner's
@@ -69,31 +72,34 @@ def test_no_exchange_is_cut_for_its_line(parameters: int, line: tuple[float, flo
     hashes = message // CHUNK_SIZE * (HASH_SIZE + 2) + FIRST
     assert hashes / rate < LIMITS.accept_seconds, "a Describe, behind which the first chunk waits"
     assert LIMITS.chunk_bytes >= CHUNK_SIZE
-    assert LIMITS.skipped_bytes >= message / (64 << 10) / 8
+    assert LIMITS.skipped_bytes >= parameters / (64 << 10) / 8
 
 
 @sizes
+@bytes_of_each
 @pytest.mark.parametrize(("own", "partner"), itertools.product(STEPS, STEPS))
-def test_no_partner_is_cut_for_its_trainer(parameters: int, own: float, partner: float) -> None:
-    write = parameters / DISK  # no codec's pass is slower
+def test_no_partner_is_cut_for_its_trainer(parameters: int, each: float, own: float, partner: float) -> None:
+    message, write = each * parameters, parameters / DISK  # no codec's pass is slower
     for phase in PHASES if own == partner else PHASES[1:]:
         lasts = phase * max(own, partner / MOST_UNLIKE)  # as the median machine's
-        limits = LIMITS.paced(lasts, parameters, (own, partner))
+        limits = LIMITS.paced(lasts, message, (own, partner))
         assert limits.snapshot_seconds >= LATE * partner + write, "capture"
         assert limits.settle_seconds >= LATE * partner + write, "inspection"
-    alike = LIMITS.paced(own, parameters, (own, own), wary=True)
-    assert min(alike.snapshot_seconds, alike.settle_seconds) >= LATE * own + parameters / MEMORY, "wary, of one like us"
+    alike = LIMITS.paced(own, message, (own, own), wary=True)
+    assert min(alike.snapshot_seconds, alike.settle_seconds) >= LATE * own + message / MEMORY, "wary, of one like us"
 
 
 @sizes
+@bytes_of_each
 @lines
 @steps
-def test_no_confirmation_is_cut(parameters: int, line: tuple[float, float], step: float) -> None:
+def test_no_confirmation_is_cut(parameters: int, each: float, line: tuple[float, float], step: float) -> None:
     """Our last bytes arrive, the partner inspects them, and its verdict comes back."""
-    limits = LIMITS.paced(step, parameters, (step, step))
+    message = each * parameters
+    limits = LIMITS.paced(step, message, (step, step))
     verdict = FIRST + LIMITS.skipped_bytes
-    due = min(window(line), parameters) / slow(line) + LATE * step + parameters / MEMORY + verdict / slow(line)
-    assert limits.settle(parameters) >= due
+    due = min(window(line), message) / slow(line) + LATE * step + message / MEMORY + verdict / slow(line)
+    assert limits.settle(message) >= due
 
 
 @sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -57,6 +58,17 @@ def test_of_a_gpu_its_own_memory_is_told(capsys: pytest.CaptureFixture[str]) -> 
         terminal.show(terminal.plan_table(manifest, run, machine, needs, measured))
         row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("each device"))
         assert row.removeprefix("each device").strip() == text
+
+
+@pytest.mark.parametrize(("disk", "told"), [(1e9, ""), (20e3, ": the checkpoint needs --stop-within ")])
+def test_a_stop_that_outlasts_what_sigterm_leaves_is_told(capsys: pytest.CaptureFixture[str], disk: float, told: str) -> None:
+    manifest = sealed_run().manifest
+    run, machine = estimate(manifest), Machine(0.1, 1e6, 1e6, disk)
+    needs = needs_on(run, machine, 1.0)
+    terminal.show(terminal.plan_table(manifest, run, machine, needs, None))
+    text = " ".join(capsys.readouterr().out.split())
+    assert (told in text) if told else (": the checkpoint needs" not in text)
+    assert not told or f"{told}{math.ceil(needs.stop + 3)}" in text
 
 
 def test_a_machine_without_text_says_so_in_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
