@@ -100,14 +100,19 @@ def _plan(options: argparse.Namespace) -> None:
     network = memory.held()
     manifest, base = _checked(options)
     from nolocod.commands import terminal
+    from nolocod.trainer.capture import Plan
     from nolocod.trainer.devices import find_devices, is_sharded
     from nolocod.trainer.estimate import Machine, estimate, needs_on, speed
+    from nolocod.trainer.faster import on_processor
     from nolocod.trainer.model import fast_kind
     from nolocod.trainer.opening import open_shared  # noqa: F401 - and the trainer
 
     devices = find_devices(options.devices)
     trainer = bare + memory.held() - network
     run, on_cpu = estimate(manifest, base, fast_kind(devices[0]), devices), devices[0].type == "cpu"
+    held = memory.held()
+    on_processor(Plan(manifest.codec, manifest.outer, ()), run.trained)  # it compiles what a trainer of the run would
+    trainer += memory.held() - held
     machine = Machine(0.0, down, up, network=network, trainer=trainer, processes=len(devices), on_cpu=on_cpu)
     if is_sharded(options.devices):
         machine = replace(machine, shards=len(devices))

@@ -36,6 +36,7 @@ from nolocod.trainer.threads import one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from torch import Tensor
 
@@ -216,13 +217,24 @@ class Capture:
         """Made as it is needed: between two inner steps nobody waits for a GPU."""
         noise = Noise(self._seed, made_on.device) if made_on.is_far else self._noise
         distances = self._weights.distances(self.among)
-        shared = Shared(self._plan.settings, self.fragment, noise, distances, self._bounds, made_on.device, made_on.at_once)
+        where = made_on.device, made_on.at_once, made_on.compiled
+        shared = Shared(self._plan.settings, self.fragment, noise, distances, self._bounds, *where)
         coder = coder_for(self._plan.codec, shared)
         return Desk(made_on, coder, self._weights.phi, self._weights.delta, self.kept)
 
     @cached_property
+    def _loops(self) -> ModuleType | None:
+        """outer/codec/fused.py, where it has something for this codec."""
+        if not self._weights.made_on.compiled or self.kept.dtype != torch.bfloat16:
+            return None
+        from nolocod.outer.codec import fused
+
+        return fused
+
+    @cached_property
     def _near(self) -> Desk:
-        return self._desk(MadeOn(PROCESSOR.device, self._weights.made_on.at_once))
+        made_on = self._weights.made_on
+        return self._desk(MadeOn(PROCESSOR.device, made_on.at_once) if made_on.is_far else made_on)
 
     @cached_property
     def _far(self) -> Desk:
@@ -245,6 +257,10 @@ class Capture:
         scratch = torch.empty(BLOCK)
         for block in self.fragment.blocks:
             theta, phi = self._weights.at(block.span), self._weights.phi[block.span]
+            if self._loops:
+                if not self._loops.keep(theta, phi, self._noise.of(block, _CHANGE), self.kept[block.within]):
+                    raise TrainerError("the weights are not finite.")
+                continue
             change = torch.sub(theta, phi, out=scratch[: block.size])
             if not math.isfinite(change.sum().item()):
                 raise TrainerError("the weights are not finite.")
@@ -350,8 +366,9 @@ class Capture:
         elif not trained_on:
             self._weights.at(self.fragment.span).copy_(phi)
         else:
+            add = self._loops.add if self._loops else torch.Tensor.add_
             for block in self.fragment.blocks:
-                self._weights.at(block.span).add_(self.kept[block.within])
+                add(self._weights.at(block.span), self.kept[block.within])
 
     def _walk(self, inbox: Tensor) -> list[slice]:
         """Where the records of the message in `inbox` lie; RejectedTensorError if it is not about our subject."""

@@ -1,7 +1,7 @@
-"""Whether messages are made faster on a GPU than on the processor: tried as a trainer loads.
+"""Where messages are made fastest: by compiled loops for large models, on a GPU where that is faster. Tried as a trainer loads.
 
-The rule: both meet each other in exchanges of random weights, and must come out with the same slow weights. Where the GPU is
-slower, has no memory left or reads a single value otherwise, it is the processor.
+The rule: both meet each other in exchanges of random weights, and must come out with the same slow weights. What does not work
+here, has no memory left or reads a single value otherwise is left: it is the processor then, and torch's operations.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.errors import RejectedTensorError
 from nolocod.outer.codec.blocks import BLOCK, fragments_of
 from nolocod.trainer.capture import Capture, Plan, Weights
-from nolocod.trainer.made_on import AT_ONCE, PROCESSOR, MadeOn
+from nolocod.trainer.made_on import AT_ONCE, COMPILED, PROCESSOR, MadeOn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+WORTH = 1 << 25
+"""Values from which on loops are compiled: what compiles them takes a second to load, and 150 MB."""
 _TURNS = 4
 """Exchanges: the first one is with distances that nobody knows, the second one warms up."""
 _WARM_UP = 2
@@ -30,27 +31,39 @@ _SAME = 1e-6
 
 def faster(plan: Plan, device: torch.device) -> MadeOn:
     """Where a replica that trains on `device` makes its messages."""
-    return chosen(plan, MadeOn(device, AT_ONCE)) if device.type == "cuda" else PROCESSOR
+    near = on_processor(plan, sum(fragment.size for fragment in plan.fragments))
+    return chosen(plan, MadeOn(device, AT_ONCE), near) if device.type == "cuda" else near
 
 
-def chosen(plan: Plan, far: MadeOn, clock: Callable[[], float] = time.perf_counter) -> MadeOn:
-    """`far` or the processor."""
-    sizes = (2 * far.at_once * BLOCK,)
+def on_processor(plan: Plan, size: int) -> MadeOn:
+    """How it does messages of so many values."""
+    return COMPILED if plan.codec == "modulo8" and size >= WORTH and _met(plan, PROCESSOR, COMPILED) else PROCESSOR
+
+
+def chosen(plan: Plan, far: MadeOn, near: MadeOn = PROCESSOR, clock: Callable[[], float] = time.perf_counter) -> MadeOn:
+    """`far` if it is faster."""
+    took = _met(plan, near, far, clock)
+    return far if took and took[1] < took[0] else near
+
+
+def _met(plan: Plan, near: MadeOn, other: MadeOn, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float] | None:
+    """Seconds that exchanges took both; None if `other` does not do."""
+    sizes = (2 * other.at_once * BLOCK,)
     tried = Plan(plan.codec, plan.settings, fragments_of(sizes, 1))
     generator = torch.Generator().manual_seed(0)
-    both = [_Tried(tried, made_on, generator) for made_on in (PROCESSOR, far)]
     try:
+        both = [_Tried(tried, made_on, generator) for made_on in (near, other)]
         for turn in range(_TURNS):
             for one in both:
                 one.write(turn, clock)
-            for one, other in (both, both[::-1]):
-                one.meet(other, clock)
-    except (RuntimeError, RejectedTensorError):  # an operation that it does not have, or no numbers
-        return PROCESSOR
-    near, there = both
-    if there.ran_out or not (near.weights.phi - there.weights.phi).abs().max() < _SAME:
-        return PROCESSOR
-    return far if sum(there.took[_WARM_UP:]) < sum(near.took[_WARM_UP:]) else PROCESSOR
+            for one, partner in (both, both[::-1]):
+                one.meet(partner, clock)
+    except Exception:  # noqa: BLE001 - an operation that it does not have, no numbers, a compiler that fails, or that is not there
+        return None
+    own, others = both
+    if others.ran_out or not (own.weights.phi - others.weights.phi).abs().max() < _SAME:
+        return None
+    return sum(own.took[_WARM_UP:]), sum(others.took[_WARM_UP:])
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.outer.codec.base import CPU, Scratch
+from nolocod.outer.codec.base import CPU
 from nolocod.trainer.devices import sent
 
 if TYPE_CHECKING:
@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MadeOn:
-    """A device, and how many blocks go at one go there."""
+    """A device, and how many blocks go at one go there. `compiled`: by loops of our own."""
 
     device: torch.device
     at_once: int
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.device} (compiled)" if self.compiled else str(self.device)
 
     @cached_property
     def is_far(self) -> bool:
@@ -43,9 +47,6 @@ class MadeOn:
         """To work there: what follows waits for nothing that training has asked for."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def scratch(self) -> Scratch:
-        return Scratch(self.at_once, self.device)
-
     def take(self, flat: Tensor, shape: tuple[int, int]) -> Tensor:
         """What lies in main memory, in rows: the tensor itself on the processor, else a copy."""
         return (sent(flat, self.device) if self.is_far else flat).view(shape)
@@ -58,5 +59,7 @@ class MadeOn:
 
 PROCESSOR = MadeOn(CPU, 4)
 """Fewer, and a call takes a quarter of the time that its work does; more, and they fill a core's caches."""
+COMPILED = MadeOn(CPU, 4, compiled=True)
+"""Where the codec has such loops (outer/codec/fused.py)."""
 AT_ONCE = 32
 """On a GPU, where a call takes as long as the work on one block: 8 MiB of float32, and 70 MiB of scratch."""

@@ -50,6 +50,7 @@ def settle_in(setup: Setup) -> None:
 
     from nolocod.trainer.compiled import keep_in
 
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(setup.cache / "loops"))  # where a package's own folder cannot be written
     if setup.threads:
         torch.set_num_threads(setup.threads)
     if setup.compile:

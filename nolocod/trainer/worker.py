@@ -332,7 +332,7 @@ class Worker:
             phase=sealed.manifest.inner.steps,
             built=replica.built,
             devices=replica.devices,
-            made_on=str(replica.weights.made_on.device),
+            made_on=str(replica.weights.made_on),
         )
 
     def _open(self, setup: pipe.Setup, sealed: Sealed) -> tuple[Replica, Found]:

@@ -20,7 +20,7 @@ import torch
 
 from nolocod.run.manifest import Outer
 from nolocod.trainer.capture import Capture, Plan, Weights
-from nolocod.trainer.made_on import AT_ONCE, PROCESSOR, MadeOn
+from nolocod.trainer.made_on import AT_ONCE, COMPILED, PROCESSOR, MadeOn
 from nolocod.trainer.model import Layout
 
 if TYPE_CHECKING:
@@ -87,13 +87,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("millions", type=float, nargs="+")
     parser.add_argument("--device", default="cpu", help="where messages are made")
+    parser.add_argument("--compiled", action="store_true", help="by compiled loops")
     options = parser.parse_args()
     if len(options.millions) > 1:  # each has a process, whose memory nobody used before
         for size in options.millions:
             subprocess.run([sys.executable, "-m", "tests.bench.sizes", str(size), "--device", options.device], check=True)
         return
     torch.set_num_threads(1)
-    size, made_on = options.millions[0], PROCESSOR if options.device == "cpu" else MadeOn(torch.device(options.device), AT_ONCE)
+    near = COMPILED if options.compiled else PROCESSOR
+    size, made_on = options.millions[0], near if options.device == "cpu" else MadeOn(torch.device(options.device), AT_ONCE)
     took = measured(size * 1e6, made_on)
     parts = ", ".join(f"{name} {ns:.2f}" for name, ns in took.items())
     sys.stdout.write(f"{size:g} M values, ns for each on {made_on.device}: {parts}; in all {sum(took.values()):.2f}\n")

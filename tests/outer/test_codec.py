@@ -17,6 +17,7 @@ from nolocod.outer.codec.blocks import BLOCK, Block, fragments_of, is_set, piece
 from nolocod.proto.types import CHUNK_SIZE, Description, describe
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer.capture import Capture, Plan, Weights
+from nolocod.trainer.made_on import COMPILED, PROCESSOR
 
 CODECS: tuple[Codec, ...] = ("float32", "bfloat16", "modulo8")
 SIZES = (1500, 3, BLOCK + 4000, 130)
@@ -26,15 +27,23 @@ OUTER = Outer(alpha=0.5, beta=0.7, gamma=0.9)
 many = settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.fixture(autouse=True, params=["torch", "compiled"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's operations, or by our own loops where there are some."""
+    monkeypatch.setattr(Node, "made_on", COMPILED if request.param == "compiled" else PROCESSOR)
+
+
 class Node:
     """One replica's tensors, boxes and capture, without a model."""
+
+    made_on = PROCESSOR
 
     def __init__(self, codec: Codec, seed: int, outer: Outer = OUTER, phi: torch.Tensor | None = None) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         fragments = fragments_of(SIZES, outer.turns)
         self.plan = Plan(codec, outer, fragments)
         slow = torch.randn(sum(SIZES), generator=self.generator) * PHI if phi is None else phi.clone()
-        self.weights = Weights.of(slow.clone(), slow, torch.zeros_like(slow), fragments)
+        self.weights = Weights.of(slow.clone(), slow, torch.zeros_like(slow), fragments, made_on=self.made_on)
         size = box_size(codec, fragments)
         self.outbox, self.inbox = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
 
@@ -60,7 +69,8 @@ class Node:
         desk = self.capture._near
         for rows in self.capture._rows:
             records = Records(self.inbox, self.capture._records[rows.indices])
-            s = desk.coder.exact(*desk.take(rows))
+            phi, kept = desk.take(rows)
+            s = desk.coder.exact(phi, desk.coder.change(kept))
             own.append(desk.coder.own(rows, s).flatten().double())
             decoded, right = desk.coder.other(rows, s, records, check=True)
             assert all(right)
@@ -224,7 +234,8 @@ def test_an_exchange_that_fails_leaves_what_training_made(codec: Codec) -> None:
     before = [one.clone() for one in (alice.weights.theta, alice.weights.phi, alice.weights.delta)]
     alice.capture.take_back()
     assert torch.equal(alice.weights.theta, before[0]), "nothing was added yet"
-    scratch = (alice.capture._near._scratch._flat.fill_(7), alice.capture._near._total._flat.fill_(7))
+    coder = alice.capture._near.coder
+    scratch = (coder._change._flat.fill_(7), coder._total._flat.fill_(7))
     alice.capture.start()
     assert all((one == 7).all() for one in scratch), "a message may be written meanwhile"
     started = alice.weights.theta.clone()

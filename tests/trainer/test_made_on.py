@@ -22,8 +22,6 @@ from nolocod.trainer.made_on import PROCESSOR, MadeOn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from nolocod.outer.codec.base import Scratch
-
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 OUTER = Outer(alpha=0.5, beta=0.7, gamma=0.9)
@@ -174,16 +172,16 @@ def ticking(*seconds: float) -> Callable[[], float]:
 
 def test_the_faster_one_makes_messages() -> None:
     far, plan = MadeOn(FAR, 2), Plan("modulo8", OUTER, ())
-    assert chosen(plan, far, ticking(2.0, 1.0)) is far
-    assert chosen(plan, far, ticking(1.0, 2.0)) is PROCESSOR
+    assert chosen(plan, far, clock=ticking(2.0, 1.0)) is far
+    assert chosen(plan, far, clock=ticking(1.0, 2.0)) is PROCESSOR
 
 
 def test_one_that_has_no_memory_left_never_does() -> None:
     class Full(MadeOn):
-        def scratch(self) -> Scratch:
+        def take(self, flat: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
             raise torch.OutOfMemoryError("no memory left")
 
-    assert chosen(Plan("modulo8", OUTER, ()), Full(FAR, 2), ticking(2.0, 1.0)) is PROCESSOR
+    assert chosen(Plan("modulo8", OUTER, ()), Full(FAR, 2), clock=ticking(2.0, 1.0)) is PROCESSOR
 
 
 @pytest.mark.parametrize("name", ["own", "other"])
@@ -198,7 +196,7 @@ def test_nor_does_one_that_decodes_otherwise(monkeypatch: pytest.MonkeyPatch, na
         return found
 
     monkeypatch.setattr(Modulo8, name, wrong)
-    assert chosen(Plan("modulo8", OUTER, ()), MadeOn(FAR, 2), ticking(2.0, 1.0)) is PROCESSOR
+    assert chosen(Plan("modulo8", OUTER, ()), MadeOn(FAR, 2), clock=ticking(2.0, 1.0)) is PROCESSOR
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8"])
@@ -209,4 +207,4 @@ def test_without_a_gpu_it_is_the_processor(codec: Codec) -> None:
 @on_gpu
 def test_a_gpu_decodes_what_the_processor_does() -> None:
     there = MadeOn(torch.device("cuda"), 16)
-    assert chosen(Plan("modulo8", OUTER, ()), there, ticking(2.0, 1.0)) is there
+    assert chosen(Plan("modulo8", OUTER, ()), there, clock=ticking(2.0, 1.0)) is there

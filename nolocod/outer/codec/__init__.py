@@ -1,6 +1,7 @@
 """How a fragment of the weights becomes a message for a partner, and back.
 
-`modulo` (a byte per parameter) and `plain` are the codecs, `base` what they share; `blocks` divides the weights.
+`modulo` (a byte per parameter) and `plain` are the codecs, `base` what they share; `blocks` divides the weights. `fused` is
+`modulo` in compiled loops (`kernels`), for large models on the processor.
 
 Not here: when (outer.loop).
 
@@ -32,6 +33,10 @@ _KINDS: dict[Codec, type[Coder]] = {"float32": Float32, "bfloat16": BFloat16, "m
 
 def coder_for(codec: Codec, shared: Shared) -> Coder:
     """The coder of one message of ours."""
+    if shared.compiled and codec == "modulo8":
+        from nolocod.outer.codec.fused import FusedModulo8
+
+        return FusedModulo8(shared)
     return _KINDS[codec](shared)
 
 

@@ -10,13 +10,13 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from nolocod.errors import RejectedTensorError
-from nolocod.outer.codec.blocks import BLOCK, Fragment, bytes_of
-from nolocod.outer.step import message_of_change
+from nolocod.outer.codec.blocks import BLOCK, Fragment, bytes_of, stretches
+from nolocod.outer.step import late_part, message_of_change, step
 from nolocod.run.manifest import wire_name
 
 if TYPE_CHECKING:
@@ -85,8 +85,12 @@ class Noise:
 
     def round(self, values: Tensor, block: Block, stream: int) -> Tensor:
         """Round float32 `values` of a block to bfloat16 in place, up or down such that the mean is kept."""
+        return rounded_with(self.of(block, stream)[: values.numel()], values)
+
+    def of(self, block: Block, stream: int) -> Tensor:
+        """That of a block's values; int32, below 1 << 16."""
         turn = 16 * ((block.index * 0x9E3779B1 + stream * 0x85EBCA6B >> 8) % (BLOCK // 16))
-        return rounded_with(self._ring[turn : turn + values.numel()], values)
+        return self._ring[turn : turn + block.size]
 
     def round_rows(self, values: Tensor, blocks: Sequence[Block], stream: int) -> Tensor:
         """The same for several blocks, a row each."""
@@ -127,19 +131,31 @@ class Shared:
     bounds: list[float]
     device: torch.device
     at_once: int
+    compiled: bool = False
+    """Whether loops of our own do what they can (fused.py)."""
+
+
+class Seen(NamedTuple):
+    """Of a block: the norms of s_i - s_j and of our change, and what the coder learns of the first."""
+
+    distance: float
+    change: float
+    apart: float
 
 
 class Coder(ABC):
-    """One codec at work on one capture: `phi` are slow weights, `change` is theta - phi as kept with the capture, both float32
-    on the coder's device, a row for each of some blocks; messages lie in main memory. Tensors that are returned are scratch:
-    valid until the next call of the same method."""
+    """One codec at work on one capture: `phi` are slow weights, `kept` is theta - phi as the capture has it, `change` the same
+    in float32, as phi and delta are. All are on the coder's device, a row for each of some blocks; messages lie in main memory.
+    Tensors that are returned are scratch: valid until the next call of the same method."""
 
     def __init__(self, shared: Shared) -> None:
         self.settings = shared.settings
         self.fragment = shared.fragment
         self.noise = shared.noise
         self.device = shared.device
-        self._exact, self._own, self._other = (Scratch(shared.at_once, self.device) for _ in range(3))
+        self._exact, self._own, self._other, self._total, self._change = (
+            Scratch(shared.at_once, self.device) for _ in range(5)
+        )
 
     @staticmethod
     @abstractmethod
@@ -147,7 +163,7 @@ class Coder(ABC):
         """Bytes of the largest record of a block of so many elements."""
 
     @abstractmethod
-    def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
+    def encode(self, rows: Rows, phi: Tensor, kept: Tensor, out: Tensor) -> int:
         """Write our records of `rows` at the start of `out` (uint8); returns their bytes, each a multiple of ALIGN."""
 
     @abstractmethod
@@ -164,6 +180,40 @@ class Coder(ABC):
 
         And whether each row, looked at with `check`, can be what the partner meant.
         """
+
+    def compare(self, rows: Rows, phi: Tensor, kept: Tensor, records: Records) -> list[Seen | None]:
+        """Compare the partner's records with ours; None for those that cannot be what it meant."""
+        change = self.change(kept)
+        s = self.exact(phi, change)
+        own, (other, right) = self.own(rows, s), self.other(rows, s, records, check=True)
+        difference = torch.sub(own, other, out=self._total.of(s.shape))
+        seen = map(Seen, _norms(difference), _norms(change), self.apart(difference))
+        return [one if is_right else None for one, is_right in zip(seen, right, strict=True)]
+
+    def step(
+        self, rows: Rows, phi: Tensor, delta: Tensor, kept: Tensor, records: Records, paired: Sequence[bool], weight: float
+    ) -> None:
+        """Take the outer step on `phi` and `delta`, alone in rows that are not `paired`; the partner's difference counts for
+        `weight`. `kept` becomes what theta is still to get."""
+        change = self.change(kept)
+        s = self.exact(phi, change)
+        own, (other, _) = self.own(rows, s), self.other(rows, s, records, check=False)
+        for part, both in stretches(paired):
+            total, n = (self._sum(own[part], other[part], weight), 2) if both else (s[part], 1)
+            late_part(total, n, s[part], out=change[part])
+            step(phi[part], delta[part], total, n, self.settings)
+        kept.copy_(change)
+
+    def change(self, kept: Tensor) -> Tensor:
+        """What was kept, float32."""
+        return self._change.of(kept.shape).copy_(kept)
+
+    def _sum(self, own: Tensor, other: Tensor, weight: float) -> Tensor:
+        """s_i + s_j, where the partner's difference from us counts for `weight`."""
+        total = self._total.of(own.shape)
+        if weight == 1:
+            return torch.add(own, other, out=total)
+        return torch.mul(own, 2 - weight, out=total).add_(other, alpha=weight)
 
     def apart(self, difference: Tensor) -> list[float]:
         """Of each row what `learn` is to be told of s_i - s_j; 0 where nobody wants to know."""
@@ -197,6 +247,12 @@ def laid_out(out: Tensor, shape: Sequence[int], kind: torch.dtype, head: int = 0
     records = out[: count * padded(end)].view(count, -1)
     records[:, end:].zero_()
     return records, _values(records, size, kind, head)
+
+
+def _norms(rows: Tensor) -> list[float]:
+    """Of each row."""
+    found: list[float] = torch.linalg.vector_norm(rows, dim=1).tolist()
+    return found
 
 
 def _values(records: Tensor, size: int, kind: torch.dtype, head: int) -> Tensor:

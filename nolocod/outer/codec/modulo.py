@@ -42,10 +42,11 @@ bytes, and learnt nothing better (docs/evidence.md)."""
 SMALLEST = 1024
 """Blocks of fewer elements travel as bfloat16: their largest distance tells little about the next one."""
 
-_RECORD = struct.Struct("<If8s")  # mode, bound, digest of the high parts
-_BFLOAT16, _MODULO = 1, 2
-_SMALLEST_BOUND = 1e-20
-_EXACT = 1 << 21
+RECORD = struct.Struct("<If8s")
+"""What a record begins with: its mode, the bound, and a digest of the high parts."""
+_BFLOAT16, MODULO = 1, 2
+SMALLEST_BOUND = 1e-20
+EXACT = 1 << 21
 """Integers up to this size, and their products with a step, are exact enough in float32."""
 
 
@@ -64,7 +65,8 @@ class Modulo8(Coder):
     def largest(elements: int) -> int:
         return ALIGN + padded(2 * elements)
 
-    def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
+    def encode(self, rows: Rows, phi: Tensor, kept: Tensor, out: Tensor) -> int:
+        change = self.change(kept)
         s, offset = self.exact(phi, change), 0
         bounds = self._bounds[rows.indices] = self._choose(rows, s, change)
         for part, in_a_byte in stretches([bound > 0 for bound in bounds]):
@@ -79,7 +81,7 @@ class Modulo8(Coder):
         records, values = laid_out(out, s.shape, torch.bfloat16, ALIGN)
         values.copy_(self.noise.round_rows(s, blocks, ROUNDING))
         for record in records:
-            bytes_of(record[:ALIGN])[:] = _RECORD.pack(_BFLOAT16, 0.0, bytes(8))
+            bytes_of(record[:ALIGN])[:] = RECORD.pack(_BFLOAT16, 0.0, bytes(8))
         return records.numel()
 
     def _put_low(self, s: Tensor, bounds: Sequence[float], out: Tensor) -> int:
@@ -88,7 +90,7 @@ class Modulo8(Coder):
         whole = self._whole.of(s.shape).copy_(s.mul_(self._column(128 / bound for bound in bounds)).round_())
         low.copy_(whole)  # to eight bits: the rest of the integer falls off
         for record, bound, digest in zip(records, bounds, self._digests(whole.bitwise_right_shift_(8)), strict=True):
-            bytes_of(record[:ALIGN])[:] = _RECORD.pack(_MODULO, bound, digest)
+            bytes_of(record[:ALIGN])[:] = RECORD.pack(MODULO, bound, digest)
         return records.numel()
 
     def own(self, rows: Rows, s: Tensor) -> Tensor:
@@ -102,18 +104,18 @@ class Modulo8(Coder):
         return own
 
     def length(self, block: Block, rest: Tensor) -> int:
-        mode, bound, _ = _read(rest)
+        mode, bound, _ = read_record(rest)
         if mode == _BFLOAT16:
             return ALIGN + padded(2 * block.size)
-        if mode != _MODULO or not 1e-30 < bound < 1e30:
+        if mode != MODULO or not 1e-30 < bound < 1e30:
             raise RejectedTensorError(f"block {block.index} has the mode {mode} with a bound of {bound:g}.")
         return ALIGN + padded(block.size)
 
     def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
         decoded, size = self._other.of(s.shape), s.shape[1]
-        heads = [_read(records.box[one]) for one in records.where]
+        heads = [read_record(records.box[one]) for one in records.where]
         right = [True] * len(heads)
-        for part, in_a_byte in stretches([mode == _MODULO for mode, _, _ in heads]):
+        for part, in_a_byte in stretches([mode == MODULO for mode, _, _ in heads]):
             received = records.at(part, size, torch.uint8 if in_a_byte else torch.bfloat16, ALIGN)
             if not in_a_byte:
                 decoded[part].copy_(received)
@@ -147,8 +149,8 @@ class Modulo8(Coder):
 
     def _bound(self, known: float, change: float, largest: float, typical: float) -> float:
         """Of a block with these largest values of its change and of s, and this root mean square of s."""
-        least = largest * 128 / _EXACT
-        bound = max(MARGIN * known + OWN * self.settings.beta * change, least, _SMALLEST_BOUND)
+        least = largest * 128 / EXACT
+        bound = max(MARGIN * known + OWN * self.settings.beta * change, least, SMALLEST_BOUND)
         # With a bound of the root mean square, our step (1/128 of it) errs as much as the rounding of bfloat16.
         if not known >= 0 or bound > FINER * typical:
             return 0.0
@@ -169,8 +171,9 @@ def _largest(values: Tensor) -> Tensor:
     return torch.maximum(values.amax(1), values.amin(1).neg_())
 
 
-def _read(record: Tensor) -> tuple[int, float, bytes]:
+def read_record(record: Tensor) -> tuple[int, float, bytes]:
+    """Of the partner: RejectedTensorError if it is too short."""
     if record.numel() < ALIGN:
         raise RejectedTensorError("it ends within a record.")
-    mode, bound, digest = _RECORD.unpack(bytes_of(record[:ALIGN]))
+    mode, bound, digest = RECORD.unpack(bytes_of(record[:ALIGN]))
     return mode, bound, digest

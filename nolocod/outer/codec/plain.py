@@ -32,16 +32,19 @@ class Float32(Coder):
     def largest(elements: int) -> int:
         return padded(4 * elements)
 
-    def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
+    def encode(self, rows: Rows, phi: Tensor, kept: Tensor, out: Tensor) -> int:
         records, values = laid_out(out, rows.shape, torch.float32)
         if self.device == CPU:  # as `exact` does, without a pass through scratch
-            message_of_change(change, phi, self.settings, values)
+            message_of_change(kept, phi, self.settings, values)
         else:
-            values.copy_(self.exact(phi, change))
+            values.copy_(self.exact(phi, kept))
         return records.numel()
 
     def own(self, rows: Rows, s: Tensor) -> Tensor:
         return s
+
+    def change(self, kept: Tensor) -> Tensor:
+        return kept
 
     def length(self, block: Block, rest: Tensor) -> int:
         return self.largest(block.size)
@@ -58,9 +61,9 @@ class BFloat16(Coder):
     def largest(elements: int) -> int:
         return padded(2 * elements)
 
-    def encode(self, rows: Rows, phi: Tensor, change: Tensor, out: Tensor) -> int:
+    def encode(self, rows: Rows, phi: Tensor, kept: Tensor, out: Tensor) -> int:
         records, values = laid_out(out, rows.shape, torch.bfloat16)
-        values.copy_(self.own(rows, self.exact(phi, change)))
+        values.copy_(self.own(rows, self.exact(phi, self.change(kept))))
         return records.numel()
 
     def own(self, rows: Rows, s: Tensor) -> Tensor:
