@@ -102,10 +102,11 @@ def _plan(options: argparse.Namespace) -> None:
     from nolocod.commands import terminal
     from nolocod.trainer.capture import Plan
     from nolocod.trainer.devices import find_devices, is_sharded
-    from nolocod.trainer.estimate import Machine, estimate, needs_on, speed
+    from nolocod.trainer.estimate import Machine, estimate, needs_on
     from nolocod.trainer.faster import on_processor
     from nolocod.trainer.model import fast_kind
     from nolocod.trainer.opening import open_shared  # noqa: F401 - and the trainer
+    from nolocod.trainer.speed import speed
 
     devices = find_devices(options.devices)
     trainer = bare + memory.held() - network

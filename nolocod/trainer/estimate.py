@@ -8,7 +8,6 @@ second. What was measured (measure.py) takes the place of what was estimated, an
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,6 @@ from nolocod.trainer.model import (
     layout_of,
     pinned,
     read_config,
-    step_kind,
 )
 from nolocod.trainer.objective import NextToken
 from nolocod.trainer.prefetch import AHEAD, MOST
@@ -59,9 +57,6 @@ _HOLES, _MAPPED = 1.6, 32 << 20
 memory of their own, which goes back at once (mallopt(3), M_MMAP_THRESHOLD). `python -m tests.bench plan` holds it."""
 _WRITES = 1e9
 """Bytes in a second that a thread hashes, and copies to the system, for a file."""
-_SECONDS = 0.5
-_SIDE, _SIDE_THERE = 1024, 8192
-"""Of the matrices whose product tells a device's speed, and of those on a GPU, which takes large ones to fill it."""
 
 
 @dataclass(frozen=True)
@@ -290,21 +285,3 @@ def operations(layout: Layout, manifest: Manifest) -> float:
     each = 6.0 * layout.size + 4.0 * layout.frozen + 12.0 * layout.states * inner.sequence
     optimizer = sum(map(muon.operations, layout.matrices)) if inner.optimizer == "muon" else 0.0
     return forward * inner.tokens_per_step * each + optimizer
-
-
-def speed(device: torch.device) -> float:
-    """Floating-point operations per second of a matrix product on `device`, in the type that training computes in there."""
-    side = _SIDE_THERE if device.type == "cuda" else _SIDE
-    one = torch.randn(side, side, dtype=step_kind(device), device=device)
-
-    def multiply() -> None:
-        one @ one
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # a tenth of a percent of so large a product
-
-    multiply()  # the first one loads what computes
-    done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < _SECONDS:
-        multiply()
-        done += 1
-    return done * 2.0 * side**3 / (time.perf_counter() - began)

@@ -16,10 +16,10 @@ from nolocod.errors import UnsupportedModelError
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.capture import Plan
 from nolocod.trainer.compiled import compile_layers
-from nolocod.trainer.estimate import speed
 from nolocod.trainer.inner import Inner, sum_losses
 from nolocod.trainer.model import check_length, check_memory, fast_kind, flatten, layout_of, read_config, step_kind
 from nolocod.trainer.objective import objective_of
+from nolocod.trainer.speed import speed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,7 @@ class DevicePart:
         self.speed = own.item()
 
     speed: float
-    """Operations per second of all devices' matrix products (estimate.py); 0 on processors, which others use too."""
+    """Operations per second of all devices' matrix products (speed.py); 0 on processors, which others use too."""
     inner: Inner
     model: torch.nn.Module
     theta: Tensor

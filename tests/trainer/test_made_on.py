@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import blake3
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from nolocod.outer.codec import kernels
 from nolocod.outer.codec.blocks import BLOCK, bytes_of, fragments_of
 from nolocod.outer.codec.modulo import Modulo8
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer.capture import Capture, Plan, Weights
-from nolocod.trainer.faster import chosen, faster
-from nolocod.trainer.made_on import PROCESSOR, MadeOn
+from nolocod.trainer.faster import WORTH, chosen, faster
+from nolocod.trainer.made_on import COMPILED, PROCESSOR, MadeOn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +57,14 @@ class Node:
 
 
 def exchanges(codec: Codec, made_on: Sequence[MadeOn], times: int = 3, weight: float = 1.0) -> list[object]:
-    """All that comes out of some between two who make their messages there."""
+    """All that comes out of some between two who make their messages there, to the bit."""
+    return [
+        blake3.blake3(bytes_of(one.contiguous())).hexdigest() if isinstance(one, torch.Tensor) else one
+        for one in outcomes(codec, made_on, times, weight)
+    ]
+
+
+def outcomes(codec: Codec, made_on: Sequence[MadeOn], times: int, weight: float) -> list[object]:
     common = torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(1)) * 0.02
     nodes = [Node(codec, 2 + number, one, common) for number, one in enumerate(made_on)]
     found: list[object] = []
@@ -71,7 +80,7 @@ def exchanges(codec: Codec, made_on: Sequence[MadeOn], times: int = 3, weight: f
             node.capture.step(node.inbox, theirs)
             node.capture.merge(trained_on=True)
             tensors = (node.box[: node.size], node.weights.theta, node.weights.phi, node.weights.delta, node.weights.distance)
-            found += [blake3.blake3(bytes_of(one.contiguous())).hexdigest() for one in tensors]
+            found += [one.clone() for one in tensors]
         found += [skipped, [node.capture.spread for node in nodes]]
     return found
 
@@ -200,8 +209,53 @@ def test_nor_does_one_that_decodes_otherwise(monkeypatch: pytest.MonkeyPatch, na
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8"])
-def test_without_a_gpu_it_is_the_processor(codec: Codec) -> None:
-    assert faster(Plan(codec, OUTER, ()), torch.device("cpu")) is PROCESSOR
+def test_without_a_gpu_it_is_the_processor_which_has_loops_of_its_own_for_large_models(codec: Codec) -> None:
+    for size, large in ((WORTH - 1, False), (WORTH, True)):
+        wanted = COMPILED if large and codec == "modulo8" else PROCESSOR
+        assert faster(Plan(codec, OUTER, fragments_of((size,), 3)), torch.device("cpu")) is wanted
+    assert str(COMPILED) == "cpu (compiled)"
+
+
+@pytest.mark.parametrize("failure", [ImportError("no numba"), TypeError("of a compiler"), None])
+def test_where_they_do_not_work_torch_does_it(monkeypatch: pytest.MonkeyPatch, failure: Exception | None) -> None:
+    """No compiler, one that fails, or loops that compute otherwise."""
+
+    def take_step(phi: Any, *_: object) -> None:  # noqa: ANN401 - an array
+        if failure is not None:
+            raise failure
+        phi += 1e-4
+
+    monkeypatch.setattr(kernels, "take_step", take_step)
+    assert faster(Plan("modulo8", OUTER, fragments_of((WORTH,), 1)), torch.device("cpu")) is PROCESSOR
+
+
+def test_loops_and_torch_make_the_same_of_what_is_exchanged() -> None:
+    """Rounding apart: slow weights and momentum after three exchanges, and which blocks were skipped."""
+    by_torch, by_loops = (outcomes("modulo8", (made_on,) * 2, 3, 0.4) for made_on in (PROCESSOR, COMPILED))
+    for one, other in zip(by_torch, by_loops, strict=True):
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            known = ~one.float().isnan()
+            assert torch.equal(known, ~other.float().isnan())
+            apart = (one.float() - other.float())[known].abs()
+            assert (apart > 1e-7).float().mean() < 1e-2, "a rounding now and then went the other way"
+        else:
+            assert one == pytest.approx(other, rel=1e-3)
+
+
+def test_loops_do_what_there_is_to_do_in_a_byte_and_leave_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: Counter[str] = Counter()
+    for name in ("keep", "encode", "compare", "take_step", "add"):
+        real = getattr(kernels, name)
+
+        def counted(*given: object, name: str = name, real: Callable[..., object] = real) -> object:
+            done[name] += 1
+            return real(*given)
+
+        monkeypatch.setattr(kernels, name, counted)
+    exchanges("modulo8", (COMPILED, COMPILED), 1)
+    assert set(done) == {"keep", "encode", "compare", "take_step", "add"}
+    assert done["take_step"] < done["encode"], "some blocks travel in two bytes"
+    assert done["keep"] == done["add"] == 2 * len(Plan("modulo8", OUTER, fragments_of(SIZES, 1)).fragments[0].blocks)
 
 
 @on_gpu
