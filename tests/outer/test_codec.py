@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -14,6 +15,7 @@ from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer.codec import box_size, modulo
 from nolocod.outer.codec.base import HEADER, Noise, Records
 from nolocod.outer.codec.blocks import BLOCK, Block, fragments_of, is_set, pieces, to_bitmap, together
+from nolocod.outer.codec.fused import FusedModulo8
 from nolocod.proto.types import CHUNK_SIZE, Description, describe
 from nolocod.run.manifest import Codec, Outer
 from nolocod.trainer.capture import Capture, Plan, Weights
@@ -318,6 +320,57 @@ def test_captures_share_memory_and_do_not_share_what_they_keep() -> None:
 
 
 # --- modulo8
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_one_side_sends_a_byte_and_the_other_two_both_read_the_same(seed: int) -> None:
+    alice, bob = pair("modulo8", seed)
+    bob.weights.distance.fill_(math.nan)
+    for number, node in enumerate((alice, bob)):
+        node.outbox.fill_(77)
+        node.write(number)
+    assert any(alice.capture._bounds), "in a byte"
+    assert not any(bob.capture._bounds)
+    swap(alice, bob)
+    for node in (alice, bob):
+        assert node.capture.inspect(node.inbox) == b""
+    for one, other in ((alice, bob), (bob, alice)):
+        assert torch.equal(one.read()[0], other.read()[1])
+
+
+def test_steps_are_never_finer_than_float32_can_count() -> None:
+    alice, _ = pair("modulo8", 3)
+    alice.weights.theta.copy_(alice.weights.phi)
+    alice.weights.distance.fill_(1e-15)
+    alice.write(0)
+    for block, bound in zip(alice.blocks(), alice.capture._bounds, strict=True):
+        largest = OUTER.gamma * alice.weights.phi[block.span].abs().max().item()
+        assert not bound or bound == pytest.approx(largest * 128 / modulo.EXACT, rel=1e-5)
+    assert any(alice.capture._bounds)
+
+
+def test_loops_and_torch_mean_the_same_message_to_the_last_bit() -> None:
+    """Where a block's record is made by one, and read by the other."""
+    alice, _ = pair("modulo8", 3)
+    alice.capture = Capture(alice.plan, replace(alice.weights, made_on=COMPILED), 0, 0)
+    alice.capture.keep()
+    coder = alice.capture._near.coder
+    assert isinstance(coder, FusedModulo8)
+    for rows in alice.capture._rows:
+        if rows.shape[1] >= modulo.SMALLEST:
+            phi, kept = alice.capture._near.take(rows)
+            coder.encode(rows, phi, kept, alice.outbox)
+            assert torch.equal(torch.from_numpy(coder._memory[: rows.shape[1]]), coder.exact(phi, coder.change(kept))[-1])
+
+
+def test_what_fills_a_record_up_tells_nothing_of_what_was_there_before() -> None:
+    messages = []
+    for before in (0, 255):
+        alice, _ = pair("modulo8", 3)
+        alice.outbox.fill_(before)
+        size = alice.write(0).size
+        messages.append(alice.outbox[:size].clone())
+    assert torch.equal(*messages)
 
 
 def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat16_next_time() -> None:
