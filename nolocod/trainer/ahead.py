@@ -86,9 +86,9 @@ class Ahead:
 
     def _has_room(self, need: int) -> bool:
         """Asked once for each size: afterwards it is torch's, which gives it back to training where nothing else is left."""
-        if self._stream is None or need <= self._granted:
-            return True
-        return torch.cuda.mem_get_info(self._device)[0] >= need + _SPARE
+        if self._stream is None:
+            return self._device.type == "cpu"  # in tests; elsewhere nothing is gained without streams
+        return need <= self._granted or torch.cuda.mem_get_info(self._device)[0] >= need + _SPARE
 
     def _opened(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -124,6 +124,11 @@ def test_so_it_does_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> No
     assert node.weights.ahead.take(slice(0, sum(SIZES))) is None
 
 
+def test_without_streams_nothing_is_brought() -> None:
+    there = Ahead(torch.device("mps"))
+    assert there.copies(torch.ones(4)) == []
+
+
 def test_a_card_keeps_what_training_may_still_need(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Ahead(CPU)
     monkeypatch.setattr(there, "_stream", object())
