@@ -1,4 +1,5 @@
-# One node. The layers above the base: torch and what it needs, then everything else. Builds with and without BuildKit.
+# One node. The layers above the base: torch, numba and what they need, which change seldom; then everything else. Builds with and
+# without BuildKit.
 #
 #   docker build -t nolocod .                                                          for NVIDIA's GPUs, on x86
 #   docker build -t nolocod --build-arg TORCH_INDEX=<index with CPU builds of torch> .     without one
@@ -14,7 +15,7 @@ COPY constraints.txt ./
 RUN python -m venv /opt/torch \
     && /opt/torch/bin/pip install --quiet -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
         "$(grep '^torch==' constraints.txt)" \
-    && /opt/torch/bin/pip install --quiet -c constraints.txt numpy \
+    && /opt/torch/bin/pip install --quiet -c constraints.txt numpy numba \
     && rm -rf /opt/torch/lib/python3*/site-packages/pip*
 
 FROM torch AS node
