@@ -113,9 +113,9 @@ class Weights:
 
     def look_ahead(self, plan: Plan, subject: int) -> None:
         """Such a capture is to come: have ready what it reads, where theta is far. Beside training."""
-        parts = plan.fragments[(among := parts_in(subject, len(plan.fragments))).start : among.stop]
-        if self.is_far and len(parts) == len(among):
-            span = together(parts).span
+        among = parts_in(subject, len(plan.fragments))
+        if self.is_far and among.stop <= len(plan.fragments):
+            span = together(plan.parts(among)).span
             self.ahead.bring(span, self.phi[span], self.delta[span])
 
     def memory(self, size: int, kind: torch.dtype) -> Tensor:
@@ -151,6 +151,10 @@ class Plan:
     def of(cls, manifest: Manifest, layout: Layout) -> Plan:
         return cls(manifest.codec, manifest.outer, layout.fragments(manifest.outer.turns))
 
+    def parts(self, among: range) -> tuple[Fragment, ...]:
+        """These of the fragments, which follow each other."""
+        return self.fragments[among.start : among.stop]
+
     @cached_property
     def box_size(self) -> int:
         """Bytes of the largest message: one about all fragments."""
@@ -184,7 +188,7 @@ class Capture:
         self.subject = subject
         self.among = parts_in(subject, len(plan.fragments))
         """The fragments that it is about."""
-        self._parts = plan.fragments[self.among.start : self.among.stop]
+        self._parts = plan.parts(self.among)
         self.fragment = together(self._parts)
         self._plan = plan
         self._weights = weights
@@ -256,17 +260,20 @@ class Capture:
             return
         scratch = torch.empty(BLOCK)
         for block in self.fragment.blocks:
-            theta, phi = self._weights.at(block.span), self._weights.phi[block.span]
-            if self._loops:
-                if not self._loops.keep(theta, phi, self._noise.of(block, _CHANGE), self.kept[block.within]):
-                    raise TrainerError("the weights are not finite.")
-                continue
-            change = torch.sub(theta, phi, out=scratch[: block.size])
-            if not math.isfinite(change.sum().item()):
+            if not self._keep(block, scratch):
                 raise TrainerError("the weights are not finite.")
-            if self.kept.dtype == torch.bfloat16:
-                self._noise.round(change, block, _CHANGE)
-            self.kept[block.within].copy_(change)
+
+    def _keep(self, block: Block, scratch: Tensor) -> bool:
+        """Whether it is finite."""
+        theta, phi, kept = self._weights.at(block.span), self._weights.phi[block.span], self.kept[block.within]
+        if self._loops:
+            return bool(self._loops.keep(theta, phi, self._noise.of(block, _CHANGE), kept))
+        change = torch.sub(theta, phi, out=scratch[: block.size])
+        total = change.sum().item()
+        if kept.dtype == torch.bfloat16:
+            self._noise.round(change, block, _CHANGE)
+        kept.copy_(change)
+        return math.isfinite(total)
 
     @one_thread()
     def write(self, outbox: Tensor) -> Description:
@@ -343,18 +350,15 @@ class Capture:
         if self._queued is not None:
             self._queued.wait()  # it may still read what lies here
         with self._weights.ahead.changing():
-            self._step(inbox, skipped, self._apart)
+            for rows in self._rows:
+                records = Records(inbox, self._records[rows.indices])
+                apart = [None if is_set(skipped, block.index) else self._apart[block.index] for block in rows.blocks]
+                paired = [one is not None for one in apart]
+                self._done(partial(Desk.step, rows=rows, records=records, paired=paired, weight=self.weight))
+                for block, one in zip(rows.blocks, apart, strict=True):
+                    self._near.coder.learn(block, None if one is None else min(1.0, _BELIEVED * self.weight) * one)
         if self._queued is not None:
             self._queued.bring_late()
-
-    def _step(self, inbox: Tensor, skipped: bytes, seen: list[float | None]) -> None:
-        for rows in self._rows:
-            records = Records(inbox, self._records[rows.indices])
-            apart = [None if is_set(skipped, block.index) else seen[block.index] for block in rows.blocks]
-            paired = [one is not None for one in apart]
-            self._done(partial(Desk.step, rows=rows, records=records, paired=paired, weight=self.weight))
-            for block, one in zip(rows.blocks, apart, strict=True):
-                self._near.coder.learn(block, None if one is None else min(1.0, _BELIEVED * self.weight) * one)
 
     @one_thread()
     def merge(self, *, trained_on: bool) -> None:

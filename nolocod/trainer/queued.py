@@ -32,35 +32,41 @@ class Queued:
     the device. `brought`: phi, which becomes the kept change, and delta, if they are there."""
 
     def __init__(self, theta: Tensor, kept: Tensor, seed: int, ahead: Ahead, brought: Brought | None) -> None:
-        self._theta, self.kept = theta, kept
-        self._ahead, self._brought = ahead, brought
+        self._theta, self.kept, self._ahead = theta, kept, ahead
+        self._phi: Tensor | None = brought.phi if brought else None  # once kept, the change
+        self._delta: Tensor | None = brought.delta if brought else None
+        self._late: Tensor | None = None  # what theta is still to get, once it is there
         self._pinned = theta.is_cuda
         self._random = torch.Generator(theta.device).manual_seed(seed)
         self._sum = torch.empty((), pin_memory=self._pinned)
-        self._late: list[Tensor] = []  # what theta is still to get, once it is there
         self._last: list[torch.cuda.Event] = []
 
     def keep(self, phi: Tensor) -> None:
         """Have the change theta - phi kept. It is there after `wait`."""
         total = torch.zeros((), device=self._theta.device)
-        if self._brought is None:
+        if self._phi is None:
             self._ahead.join()  # an earlier capture may be on its way to the same memory
         for piece in pieces(len(phi)):
-            far = sent(phi[piece], self._theta.device) if self._brought is None else self._brought.phi[piece]
-            change = torch.sub(self._theta[piece], far, out=None if self._brought is None else far)
+            change = self._theta[piece] - self._there(phi, piece, self._phi)
             total += change.sum()
             if self.kept.dtype == torch.bfloat16:
                 noise = torch.randint(0, 1 << 16, change.shape, dtype=torch.int32, generator=self._random, device=change.device)
                 rounded_with(noise, change)
-            if self._brought is None:
+            if self._phi is None:
                 self._bring_back(piece, change)
+            else:
+                self._phi[piece].copy_(change)
         self._sum.copy_(total, non_blocking=self._pinned)
         self._mark()
-        if self._brought is not None:
+        if self._phi is not None:
             with self._ahead.behind():
                 for piece in pieces(len(phi)):
-                    self._bring_back(piece, self._brought.phi[piece])
+                    self._bring_back(piece, self._phi[piece])
                 self._mark()
+
+    def _there(self, near: Tensor, piece: slice, brought: Tensor | None) -> Tensor:
+        """A piece of what is `near`, on the device: `brought`, or by a copy of its own."""
+        return sent(near[piece], self._theta.device) if brought is None else brought[piece]
 
     def _bring_back(self, piece: slice, change: Tensor) -> None:
         self.kept[piece].copy_(change.to(self.kept.dtype), non_blocking=self._pinned)
@@ -73,22 +79,22 @@ class Queued:
 
     def add_own_part(self, delta: Tensor, settings: Outer, sign: int) -> None:
         for piece in pieces(len(delta)):
-            far = sent(delta[piece], self._theta.device) if self._brought is None else self._brought.delta[piece]
-            step.add_own_part(self._theta[piece], far, partial(self._change, piece), settings, sign)
+            change = partial(self._change, piece)
+            step.add_own_part(self._theta[piece], self._there(delta, piece, self._delta), change, settings, sign)
         self._mark()
 
     def _change(self, piece: slice) -> Tensor:
         """The kept one, as float32 on the device."""
-        return sent(self.kept[piece], self._theta.device).float() if self._brought is None else self._brought.phi[piece]
+        return self._there(self.kept, piece, self._phi).float()
 
     def bring_late(self) -> None:
         """What theta is still to get lies in `kept` now: have it there when it is added. Beside training."""
-        self._late = self._ahead.copies(self.kept)
+        self._late = next(iter(self._ahead.copies(self.kept)), None)
 
     def add_kept(self) -> None:
         """What theta is still to get, which `kept` holds now. The next capture is kept behind this in the card's queue."""
         for piece in pieces(len(self.kept)):
-            self._theta[piece].add_(self._late[0][piece] if self._late else sent(self.kept[piece], self._theta.device))
+            self._theta[piece].add_(self._there(self.kept, piece, self._late))
 
     def copy(self, phi: Tensor) -> None:
         """Have theta be where `phi` is."""

@@ -233,7 +233,7 @@ class Replica:
         self.discard()
         among = parts_in(self.subject if subject is None else subject, len(self.ages))
         self._clip(among)
-        whole, scratch = together(self.plan.fragments[among.start : among.stop]), torch.empty(BLOCK)
+        whole, scratch = together(self.plan.parts(among)), torch.empty(BLOCK)
         self.weights.changed(whole.span)
         with self.weights.ahead.changing():
             for block in whole.blocks:
@@ -247,7 +247,7 @@ class Replica:
     def _clip(self, among: range) -> None:
         """Pull theta back where the fragments `among` changed by more than `clip_change`: what is left out is nowhere kept."""
         if self.clip_change is not None:
-            fragments = self.plan.fragments[among.start : among.stop]
+            fragments = self.plan.parts(among)
             self.weights.bring(span := together(fragments).span)
             clip(self.weights.theta, self.phi, fragments, self.clip_change)
             self.weights.changed(span)

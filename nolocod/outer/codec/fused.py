@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import blake3
 import numpy as np
 import torch
 
 from nolocod.outer.codec import kernels
 from nolocod.outer.codec.base import ALIGN, Seen, Shared, padded
 from nolocod.outer.codec.blocks import BLOCK
-from nolocod.outer.codec.modulo import MODULO, RECORD, SMALLEST, Modulo8, read_record
+from nolocod.outer.codec.modulo import MODULO, RECORD, SMALLEST, Modulo8, digest, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +55,8 @@ class FusedModulo8(Modulo8):
             return super().encode(rows, phi, kept, out)
         self._bounds[rows.indices] = told = bounds.tolist()
         records[:, ALIGN + size :] = 0
-        for record, bound, digest in zip(records, told, _digests(high), strict=True):
-            RECORD.pack_into(record.data, 0, MODULO, bound, digest)
+        for record, bound, left_out in zip(records, told, _digests(high), strict=True):
+            RECORD.pack_into(record.data, 0, MODULO, bound, left_out)
         return records.size
 
     def compare(self, rows: Rows, phi: Tensor, kept: Tensor, records: Records) -> list[Seen | None]:
@@ -68,7 +67,7 @@ class FusedModulo8(Modulo8):
         given = phi.numpy(), _bits(kept), _arrays(records), self._beta, self._gamma, numbers
         kernels.compare(*given, high := self._high_parts(rows), found, self._memory[: rows.shape[1]])
         seen = zip(found.tolist(), _digests(high), told, strict=True)
-        return [Seen(*row) if digest == wanted else None for row, digest, wanted in seen]
+        return [Seen(*row) if left_out == wanted else None for row, left_out, wanted in seen]
 
     def step(
         self, rows: Rows, phi: Tensor, delta: Tensor, kept: Tensor, records: Records, paired: Sequence[bool], weight: float
@@ -84,7 +83,7 @@ class FusedModulo8(Modulo8):
         """What both messages are multiplied by, a row for each block: None unless a byte of each value travels both ways. And
         the digests that came."""
         own, heads = self._bounds[rows.indices], [read_record(records.box[one]) for one in records.where]
-        told = [digest for _, _, digest in heads]
+        told = [one for _, _, one in heads]
         if not all(own) or any(mode != MODULO for mode, _, _ in heads):
             return None, told
         numbers = [(128 / one, one / 128, 0.5 / bound, 2 * bound) for one, (_, bound, _) in zip(own, heads, strict=True)]
@@ -118,4 +117,4 @@ def _arrays(records: Records) -> Array:
 
 
 def _digests(high: Array) -> list[bytes]:
-    return [blake3.blake3(row.view(np.uint8)).digest(8) for row in high]
+    return [digest(row.data.cast("B")) for row in high]

@@ -40,16 +40,21 @@ def _size(value):
 
 
 @_exactly
+def _exact(phi, kept, beta, gamma):
+    """Our message, before any rounding to the wire."""
+    return beta * _wide(kept) + gamma * phi
+
+
+@_exactly
 def encode(phi, kept, known, beta, gamma, records, high, bounds, s):
     """Put our message in whole steps, less what is left out of it, into `records`, and that into `high`. False where a block is
     to travel as bfloat16; `bounds` are those before it then. `s` is scratch, of one block."""
     for row in range(len(phi)):
         most = most_change = np.int32(0)
         for i in range(s.size):
-            change = _wide(kept[row, i])
-            s[i] = beta * change + gamma * phi[row, i]
+            s[i] = _exact(phi[row, i], kept[row, i], beta, gamma)
             most = max(most, _size(s[i]))
-            most_change = max(most_change, _size(change))
+            most_change = max(most_change, _size(_wide(kept[row, i])))
         own, least = np.float64(beta) * np.int32(most_change).view(np.float32), np.int32(most).view(np.float32) * 128 / EXACT
         bound = max(MARGIN * known[row] + OWN * own, least, SMALLEST_BOUND)
         if not known[row] >= 0 or bound > FINER * math.sqrt(_squares(s) / s.size):
@@ -101,7 +106,7 @@ def compare(phi, kept, records, beta, gamma, numbers, high, found, difference):
         scale, step, half, twice = numbers[row]
         low, most = records[row], np.int32(0)
         for i in range(difference.size):
-            s = beta * _wide(kept[row, i]) + gamma * phi[row, i]
+            s = _exact(phi[row, i], kept[row, i], beta, gamma)
             part = np.float32(low[ALIGN + i]) * _PART
             whole = _left_out(s, part, half)
             high[row, i] = np.int16(np.int32(whole))
@@ -120,7 +125,7 @@ def take_step(phi, delta, kept, records, beta, gamma, alpha, numbers, weight):
         scale, step, half, twice = numbers[row]
         low = records[row]
         for i in range(phi.shape[1]):
-            s = beta * _wide(kept[row, i]) + gamma * phi[row, i]
+            s = _exact(phi[row, i], kept[row, i], beta, gamma)
             part = np.float32(low[ALIGN + i]) * _PART
             other = (_left_out(s, part, half) + part) * twice
             total = (two - weight) * _own(s, scale, step) + weight * other

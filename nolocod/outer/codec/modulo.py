@@ -89,8 +89,8 @@ class Modulo8(Coder):
         records, low = laid_out(out, s.shape, torch.uint8, ALIGN)
         whole = self._whole.of(s.shape).copy_(s.mul_(self._column(128 / bound for bound in bounds)).round_())
         low.copy_(whole)  # to eight bits: the rest of the integer falls off
-        for record, bound, digest in zip(records, bounds, self._digests(whole.bitwise_right_shift_(8)), strict=True):
-            bytes_of(record[:ALIGN])[:] = RECORD.pack(MODULO, bound, digest)
+        for record, bound, high in zip(records, bounds, self._digests(whole.bitwise_right_shift_(8)), strict=True):
+            bytes_of(record[:ALIGN])[:] = RECORD.pack(MODULO, bound, high)
         return records.numel()
 
     def own(self, rows: Rows, s: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Modulo8(Coder):
             high = torch.mul(s[part], self._column(0.5 / bound for bound in bounds), out=decoded[part])
             high.sub_(low, alpha=1 / 256).round_()
             if check:
-                right[part] = [digest == told for digest, (_, _, told) in zip(self._digests(high), heads[part], strict=True)]
+                right[part] = [one == told for one, (_, _, told) in zip(self._digests(high), heads[part], strict=True)]
             high.add_(low, alpha=1 / 256).mul_(self._column(2 * bound for bound in bounds))
         return decoded, right
 
@@ -163,7 +163,7 @@ class Modulo8(Coder):
     def _digests(self, parts: Tensor) -> list[bytes]:
         """Of each row's high parts, what eight bits leave out."""
         high = self._high.of(parts.shape).copy_(parts)
-        return [blake3.blake3(bytes_of(row)).digest(8) for row in high]
+        return [digest(bytes_of(row)) for row in high]
 
 
 def _largest(values: Tensor) -> Tensor:
@@ -171,9 +171,14 @@ def _largest(values: Tensor) -> Tensor:
     return torch.maximum(values.amax(1), values.amin(1).neg_())
 
 
+def digest(high: memoryview) -> bytes:
+    """What a record tells of its values' high parts, int16."""
+    return blake3.blake3(high).digest(8)
+
+
 def read_record(record: Tensor) -> tuple[int, float, bytes]:
     """Of the partner: RejectedTensorError if it is too short."""
     if record.numel() < ALIGN:
         raise RejectedTensorError("it ends within a record.")
-    mode, bound, digest = RECORD.unpack(bytes_of(record[:ALIGN]))
-    return mode, bound, digest
+    mode, bound, told = RECORD.unpack(bytes_of(record[:ALIGN]))
+    return mode, bound, told
