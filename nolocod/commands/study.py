@@ -24,7 +24,8 @@ def add_to(commands: Commands) -> None:
     about = "Train on a testnet of real daemons on this machine, and show it."
     testnet = commands.add("testnet", _testnet, about, "nolocod testnet --nodes 2 --outer-steps 10")
     testnet.add_argument("--nodes", type=int, default=4, metavar="N", help="how many nodes (%(default)s)")
-    testnet.add_argument("--outer-steps", type=int, default=40, metavar="N", help="outer steps per node (%(default)s)")
+    goal = "outer steps of the whole model per node (%(default)s)"
+    testnet.add_argument("--outer-steps", type=int, default=40, metavar="N", help=goal)
     testnet.add_argument(
         "--data", type=Path, metavar="PATH", help="training text, a file or a folder (the standard library's sources)"
     )

@@ -31,7 +31,7 @@ _POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Options:
-    """`outer_steps` is the run's goal; times in seconds."""
+    """`outer_steps`, of the whole model, is the run's goal; times in seconds."""
 
     nodes: int = 4
     outer_steps: int = 40
@@ -145,7 +145,8 @@ def run(options: Options, view: View, say: Callable[[str], None]) -> Summary:
         testnet = Testnet(options, root)
         try:
             sealed = testnet.start()
-            with view(f"{options.nodes} nodes, {options.outer_steps} outer steps each; logs in {root}") as show:
+            steps = options.outer_steps * sealed.manifest.outer.turns  # as nodes count them
+            with view(f"{options.nodes} nodes, {steps} outer steps each; logs in {root}") as show:
                 for reports in testnet.watch():
                     show(reports)
         except KeyboardInterrupt:

@@ -30,6 +30,7 @@ def test_a_testnet_reports_and_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b" not in done.stdout, "no terminal codes where there is no terminal"
+    assert "2 nodes, 24 outer steps each" in done.stdout, "as nodes count them: of half the model each"
     told = json.loads(report.read_text())
     assert all(node["outer_paired"] >= 1 and node["val_loss_last"] < node["val_loss_first"] for node in told["nodes"])
     for number, node in enumerate(told["nodes"]):
