@@ -40,7 +40,7 @@ from nolocod.trainer.model import (
     read_config,
 )
 from nolocod.trainer.objective import NextToken
-from nolocod.trainer.prefetch import AHEAD, MOST
+from nolocod.trainer.prefetch import TOKEN_BYTES, steps_kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,7 +209,9 @@ def estimate(
     device = devices[0] if devices else torch.device("cpu")
     plan = Plan(manifest.codec, manifest.outer, layout.fragments(turns))
     at_once = min(inner.batch, math.ceil(inner.batch * inner.accumulation / max(1, len(devices))))
-    ahead = 2 * min(AHEAD, MOST * 8 * inner.batch * inner.accumulation * (inner.sequence + 1))
+    windows = inner.batch * inner.accumulation * (inner.sequence + 1)
+    is_beside = manifest.data.source == "hub" or device.type == "cuda"
+    ahead = 2 * TOKEN_BYTES * windows * steps_kept(windows) if is_beside else 0
     moments = 2 * layout.size - (sum(map(math.prod, layout.matrices)) if inner.optimizer == "muon" else 0)
     largest = box_size(manifest.codec, plan.fragments[:1])
     turn_message = math.ceil(CODEC_BYTES[manifest.codec] * layout.size / turns)
@@ -234,7 +236,7 @@ def estimate(
         turn_message=turn_message,
         checkpoint=4 * (3 * layout.size + moments),  # phi, delta, theta
         weights=size_of(dict(layout.split(torch.empty(layout.size, device="meta"))), layout.donated(manifest.weights)),
-        text={"hub": ahead, "stdlib": STDLIB_BYTES}.get(manifest.data.source, 0),
+        text=ahead + (STDLIB_BYTES if manifest.data.source == "stdlib" else 0),
         operations=operations(layout, manifest),
     )
 

@@ -2,7 +2,8 @@
 
 The rule: a thread reads ahead, as far as a bounded queue goes. Where nothing new comes, because the source is not there or is
 too slow, training goes on with the last windows again, and the thread asks for ever. The position is that of what was
-trained on, so that a resumed node reads again what was only read ahead.
+trained on, so that a resumed node reads again what was only read ahead. For a GPU the thread lays windows where the card reads
+them by itself (devices.lay_for), and they stay there while a step on them may be under way.
 """
 
 from __future__ import annotations
@@ -25,17 +26,29 @@ if TYPE_CHECKING:
 
     from nolocod.trainer.windows import Position, Source
 
+    Lay = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """Puts windows where they are to be read from; done by the thread that reads ahead."""
+
 T = TypeVar("T")
 
 AHEAD = 32 << 20
 """Bytes that are read ahead, and as many that are kept to be trained on again."""
+TOKEN_BYTES = 8
+"""A window's tokens are int64."""
 MOST = 256
 """Inner steps' windows that are, where they are small."""
+_DOUBLE = 2
+"""So many are kept however large they are: a GPU may read those of the step before while it is asked for the next (duty.py)."""
 _PATIENCE = 10.0
 """Seconds for which training waits for a source that is not known to be broken."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Between two tries to read, in seconds; twice as long each time."""
 _TICK = 0.1
+
+
+def steps_kept(tokens: int) -> int:
+    """For how many inner steps of so many tokens there are windows ahead at most, and as many more that were trained on."""
+    return min(max(_DOUBLE, AHEAD // (TOKEN_BYTES * tokens)), MOST)
 
 
 class Supply:
@@ -76,13 +89,14 @@ def persist(work: Callable[[], T], trouble: Callable[[str], None], closed: threa
 class Prefetched:
     """A windows.Source: `stream`, read ahead by `count` windows at a time; `held_out` are those that nobody trains on."""
 
-    def __init__(self, stream: Source, count: int, held_out: NDArray[np.int64], supply: Supply) -> None:
+    def __init__(self, stream: Source, count: int, held_out: NDArray[np.int64], supply: Supply, lay: Lay | None = None) -> None:
         self._stream = stream
+        self._lay = lay or (lambda windows: windows)
         self._count = count
         self._held_out = held_out
         self._supply = supply
         self._position = stream.position
-        kept = max(1, min(AHEAD // (held_out.itemsize * held_out.shape[1] * count), MOST))
+        kept = steps_kept(count * held_out.shape[1])
         self._ahead: Queue[tuple[NDArray[np.int64], Position] | NolocodError] = Queue(kept)
         self._recent: deque[NDArray[np.int64]] = deque(maxlen=kept)
         self.waited = 0.0
@@ -148,7 +162,7 @@ class Prefetched:
             while True:
                 windows = persist(lambda: self._stream.take(self._count), self._note, self._closed)
                 self._trouble = ""
-                self._put((windows, self._stream.position))
+                self._put((self._lay(windows), self._stream.position))
         except NolocodError as found:
             error = found
         finally:

@@ -63,7 +63,7 @@ def open_replica(
 ) -> Replica:
     """The run's replica on the text of the node `peer_id`. Raises what is wrong with the run or the data."""
     tokenizer = make_tokenizer(sealed.manifest.data, place.base)
-    source = open_source(sealed.manifest, tokenizer, peer_id, data, cache, tell)
+    source = open_source(sealed.manifest, tokenizer, peer_id, data, cache, tell, place.device)
     return Replica(sealed, tokenizer.vocabulary, source, place, ranks)
 
 
@@ -133,7 +133,7 @@ class Replica:
         self.train_on()
         inner = self.manifest.inner
         taken = [self.source.take(inner.batch * inner.accumulation) for _ in range(self.times)]
-        windows = torch.from_numpy(np.concatenate(taken))
+        windows = torch.from_numpy(np.concatenate(taken) if len(taken) > 1 else taken[0])
         (self._ranks or self._part).step(windows, self.rate)
         self.count()
 

@@ -21,6 +21,7 @@ import numpy as np
 from nolocod.disk import written_whole
 from nolocod.errors import DataError
 from nolocod.trainer.data import Tokenizer, end_of, end_token, is_held_out, local_parts, local_tokens
+from nolocod.trainer.devices import lay_for
 from nolocod.trainer.hub import DataSet, cause_of, failures, is_damage, open_hub
 from nolocod.trainer.mixture import Mixture
 from nolocod.trainer.prefetch import Prefetched, Supply, persist
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import torch
     from numpy.typing import NDArray
 
     from nolocod.observe.events import SamplesRead, TextSupply
@@ -53,23 +55,26 @@ def open_source(
     data: Path | None,
     cache: Path,
     tell: Callable[[TextSupply | SamplesRead], None] | None = None,
+    device: torch.device | None = None,
 ) -> Source:
     """Open the run's text for the node `peer_id`; DataError if it cannot be used. Waits for the hub as long as it takes if it
-    can `tell`; else an outage is a DataError too."""
+    can `tell`; else an outage is a DataError too. Local text is read beside training, too, if `device` is a
+    GPU, and all windows lie where it reads them by itself."""
     settings, inner = manifest.data, manifest.inner
     end = end_token(tokenizer) if settings.documents == "isolated" else None
+    count, held = inner.batch * inner.accumulation, inner.batch * manifest.evaluation.batches
+    supply, lay = Supply(tell or (lambda supply: None)), lay_for(device)
     if settings.source == "hub":
-        supply, ask = Supply(tell or (lambda supply: None)), _asked_once
+        ask = _asked_once
         if tell is not None:
             ask = partial(persist, trouble=supply.out, closed=threading.Event())
         stream = ask(lambda: open_stream(manifest, tokenizer, peer_id, tell))
-        count = inner.batch * manifest.evaluation.batches
-        held_out = ask(lambda: kept_held_out(stream, manifest, count, cache))
+        held_out = ask(lambda: kept_held_out(stream, manifest, held, cache))
         supply.back()
         read: Source = stream
         if end is not None:
             read, held_out = Isolated(stream, end), isolated(held_out, end)
-        return Prefetched(read, inner.batch * inner.accumulation, held_out, supply)
+        return Prefetched(read, count, held_out, supply, lay)
     windows: Windows | Parts
     if settings.kind != "text":
         windows = local_samples(Samples(manifest, tokenizer, tell), data, cache)
@@ -78,7 +83,8 @@ def open_source(
     else:
         windows = Windows(local_tokens(settings, data, tokenizer, cache), inner.sequence, settings.held_out)
     shard = Shard(windows, manifest.seed, peer_id)
-    return shard if end is None else Isolated(shard, end)
+    found: Source = shard if end is None else Isolated(shard, end)
+    return found if lay is None else Prefetched(found, count, found.held_out(held), supply, lay)
 
 
 def open_stream(
