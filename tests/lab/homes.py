@@ -57,7 +57,7 @@ class Large(Load):
         model = presets.MODELS.get(self.model) or {**large, **MODELS[self.model]}
         inner = Inner(steps=self.steps, batch=1, sequence=self.sequence, optimizer="adamw")
         data, evaluation = Data(source="stdlib"), self.evaluation
-        outer = Outer(turns=self.turns or presets.usual_turns(self.steps))
+        outer = Outer(turns=self.turns or presets.usual_turns(self.steps), rounds=self.rounds)
         run = Manifest(name="homes", model=model, codec="modulo8", data=data, inner=inner, outer=outer, evaluation=evaluation)
         return presets.to_toml(run)
 

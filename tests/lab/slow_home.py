@@ -34,18 +34,23 @@ _LEAST_USED, _ABOVE = 0.8, 0.01
 _TRIED = 10_000_000
 """Bytes by plain TCP."""
 _LAST = 5
-"""Evaluations that are compared."""
+"""Evaluations that are compared; the last alone where the run has an end."""
 _SHARE = "30%"
 """Of the time in which each computes: three trainers have two cores here. AdamW for the same reason: its steps are short."""
 
 
-def above(slow: Seen, others: list[Seen]) -> float:
-    """How far the slow one's last evaluations are above what the others had at these rounds, on average, of theirs."""
+def above(slow: Seen, others: list[Seen], last: int) -> float:
+    """How far the slow one's `last` evaluations are above what the others had at these rounds, on average, of theirs."""
     found = []
-    for number in sorted(slow.losses)[-_LAST:]:
+    for number in sorted(slow.losses)[-last:]:
         theirs = [np.interp(number, sorted(one.losses), [one.losses[at] for at in sorted(one.losses)]) for one in others]
         found.append(slow.losses[number] / float(np.mean(theirs)) - 1)
     return float(np.mean(found))
+
+
+def _finished(node: Node) -> bool:
+    report = node.report
+    return report is not None and report.state == "finished"
 
 
 def _paired(node: Node) -> bool:
@@ -56,6 +61,8 @@ def _paired(node: Node) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
+    goal = "have the run end after N outer steps of the whole model, in those minutes at most (default: it has no end)"
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help=goal)
     parser.add_argument("--rate", type=float, default=4.0, metavar="MBIT", help="of the slow line, each way (%(default)s)")
     parser.add_argument("--rtt", type=float, default=60.0, metavar="MS", help="to the home (%(default)s)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the nodes' directories and logs there")
@@ -64,7 +71,7 @@ def main() -> None:
     with ExitStack() as stack:
         root = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nolocod-slow-home-")))
         net = stack.enter_context(internet())
-        load = Large(steps=25, model="10m", evaluation=Evaluation(every=5, batches=32))
+        load = Large(steps=25, rounds=options.rounds, model="10m", evaluation=Evaluation(every=5, batches=32))
         nodes = stack.enter_context(swarm(root, load, *flags))
         home, place = net.home("cone"), net.public()
         net.lay(home.router, Line(options.rtt / 2, options.rate, options.rate))
@@ -74,13 +81,17 @@ def main() -> None:
         third = nodes.join(home.hosts[0], [first])
         nodes.wait("all pair", lambda: all(_paired(node) for node in (first, second, third)), _START)
         begin = time.time()
-        nodes.wait("the time is over", lambda: time.time() - begin > 60 * options.minutes, 60 * options.minutes + 60)
-        end = time.time()
         were = {"first": first, "second": second, "slow": third}
+        until = 60 * options.minutes
+        if options.rounds:
+            nodes.wait("the run ends", lambda: all(map(_finished, were.values())), until)
+        else:
+            nodes.wait("the time is over", lambda: time.time() - begin > until, until + 60)
+        end = time.time()
         seen = {name: Seen.of(node.log, begin=begin) for name, node in were.items()}
     slow = seen["slow"]
     used = slow.carried / (able * (end - begin))
-    higher = above(slow, [seen["first"], seen["second"]])
+    higher = above(slow, [seen["first"], seen["second"]], 1 if options.rounds else _LAST)
     for name, one in seen.items():
         sys.stdout.write(f"{name}: {one}\n")
     line = f"the line of {options.rate:g} Mbit/s, which carries {able * 8e-6:.2f} by plain TCP"
