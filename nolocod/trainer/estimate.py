@@ -183,8 +183,8 @@ def needs_on(run: Estimate, machine: Machine, grace: float) -> Needs:
         hidden=min(1.0, 1 / busy),
         late=carried / step + 0.75,
         fewest_steps=math.ceil(2 * line / step),
-        # a member ends a step and writes them beside training, at its leisure
-        fetch=step + run.weights * (1 / machine.disk + REST / _WRITES + 1 / rate),
+        # a member is in the midst of a step, ends it, and writes them beside training, at its leisure
+        fetch=step / 2 + run.weights * (1 / machine.disk + REST / _WRITES + 1 / rate),
         saving=saving,
         saved_every=every,
         written=run.checkpoint * 86_400 / every,

@@ -118,8 +118,8 @@ def test_times_follow_from_operations_and_rates() -> None:
     assert needs.exchange == 2.0 + 3.0, "by the slower direction, and a step and a half that it waits for"
     assert needs.late == 1.0 + 0.75
     assert (needs.busy, needs.hidden) == (0.1, 1.0)
-    assert needs.fetch == pytest.approx(4.0 + 2.0 + 0.4 + REST * 0.004), (
-        "the line, the donor's step, the disk, and rests between"
+    assert needs.fetch == pytest.approx(4.0 + 1.0 + 0.4 + REST * 0.004), (
+        "the line, half of the donor's step, the disk, and rests between"
     )
     assert (needs.fewest_steps - 1) * 2.0 < 2 * 10.0 <= needs.fewest_steps * 2.0, "busy for half of them"
 
