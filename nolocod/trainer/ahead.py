@@ -1,23 +1,23 @@
 """What an outer step reads of main memory, on the card before it is due; and the way back, behind training.
 
-The rule: a stream of its own carries it, so that nothing need cross the bus between two inner steps (queued.py). Memory is
-taken only where training left some; what there is none for crosses in training's own queue. What phi and delta were is not used
-once they changed.
+The rule: a stream of its own carries it, so that nothing need cross the bus between two inner steps (queued.py). The memory is
+taken once, where training left some, and one capture has it at a time. Where training has none left it is given back for good,
+and all crosses in training's own queue. What phi and delta were is not used once they changed.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, NamedTuple
+import weakref
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.outer.codec.blocks import pieces
-from nolocod.trainer.devices import sent
+from nolocod.trainer.bus import Staging, event, on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -25,13 +25,20 @@ _SPARE = 1 << 30
 """Bytes of a card that are left to training, whose needs change with the text."""
 
 
-class Brought(NamedTuple):
-    """Phi and delta of a span, on the card."""
+@dataclass
+class Brought:
+    """Of a span, on the card; None is what is not there, or was given back."""
 
     edition: int
     span: slice
-    phi: Tensor
-    delta: Tensor
+    phi: Tensor | None
+    """In its place lies the kept change once that is made, ..."""
+    delta: Tensor | None
+    late: Tensor | None = None
+    """... and in the end what theta is still to get."""
+
+    def forget(self) -> None:
+        self.phi = self.delta = self.late = None
 
 
 class Ahead:
@@ -42,9 +49,13 @@ class Ahead:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
-        self._granted = 0
+        self._staging = Staging(device)
+        self._room: Tensor | None = None  # two rows, of the largest capture
+        self._is_over = False
+        self._used: torch.cuda.Event | None = None  # when what lies here was read the last time
         self._edition = 0  # of phi and delta; odd while they change
         self._brought: Brought | None = None
+        self._lent: Callable[[], Brought | None] = lambda: None  # what a capture has, as long as it has it
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -56,52 +67,85 @@ class Ahead:
             self._edition += 1
 
     def bring(self, span: slice, phi: Tensor, delta: Tensor) -> None:
-        """Have these, of main memory, there for whoever takes them. Beside training: it waits for the card."""
+        """Have these, of main memory, there for whoever takes them, if there is room. Beside training: it waits."""
         self._brought, edition = None, self._edition
-        if found := self.copies(phi, delta):
-            self._brought = Brought(edition, span, *found)
+        with self._opened():
+            if self._lent() is None and (room := self._find_room(len(phi))) is not None:
+                for near, far in zip((phi, delta), room, strict=True):
+                    self._staging.send(near, far)
+                self._finish()
+                self._brought = Brought(edition, span, *room)
 
     def take(self, span: slice) -> Brought | None:
-        """What was brought of `span`, if it is still so. It is the caller's."""
+        """What was brought of `span`, if it is still so. It is the caller's as long as it holds it."""
         found, self._brought = self._brought, None
-        return found if found is not None and (found.edition, found.span) == (self._edition, span) else None
+        if found is None or (found.edition, found.span) != (self._edition, span):
+            return None
+        self._lent = weakref.ref(found)
+        return found
 
-    def copies(self, *near: Tensor) -> list[Tensor]:
-        """Of these, which lie in main memory; none where the card has no room. Beside training: it waits for the card."""
-        need = sum(one.nbytes for one in near)
-        if not self._has_room(need):
-            return []
-        with suppress(RuntimeError), self._opened():  # memory ran out, or what will be told where nothing is brought
-            found = [torch.empty_like(one, device=self._device) for one in near]
-            for one, far in zip(near, found, strict=True):
-                for piece in pieces(len(one)):
-                    far[piece].copy_(sent(one[piece], self._device))
-            if self._stream is not None:
-                self._stream.synchronize()
-                for far in found:  # training's memory may not be this before training is done with it
-                    far.record_stream(torch.cuda.default_stream(self._device))
-            self._granted = max(self._granted, need)
-            return found
-        return []
+    def bring_late(self, brought: Brought, kept: Tensor) -> None:
+        """Have what theta is still to get, which `kept` holds now, in place of the change. Beside training, as `bring`."""
+        if (room := brought.phi) is not None:
+            with self._opened():
+                late = room.view(kept.dtype)[: len(kept)]
+                self._staging.send(kept, late)
+                self._finish()
+                brought.late = late
 
-    def _has_room(self, need: int) -> bool:
-        """Asked once for each size: afterwards it is torch's, which gives it back to training where nothing else is left."""
+    def give_back(self) -> bool:
+        """Training has no memory left: it has this too from now on. False if there is none."""
+        self._is_over, had = True, self._room is not None
+        if had and self._stream is not None:
+            torch.cuda.synchronize(self._device)  # what is on its way back is needed then
+        for one in (self._brought, self._lent()):
+            if one is not None:
+                one.forget()
+        self._room = self._brought = None
+        return had
+
+    def _find_room(self, size: int) -> Tensor | None:
+        """For phi and delta of so many values."""
+        if self._room is None or self._room.shape[1] < size:
+            self._room = None
+            if self._is_over or not self._is_free(2 * size * torch.float32.itemsize):
+                return None
+            self._room = torch.empty((2, size), device=self._device)
+        return self._room[:, :size]
+
+    def _is_free(self, need: int) -> bool:
         if self._stream is None:
             return self._device.type == "cpu"  # in tests; elsewhere nothing is gained without streams
-        return need <= self._granted or torch.cuda.mem_get_info(self._device)[0] >= need + _SPARE
+        return torch.cuda.mem_get_info(self._device)[0] >= need + _SPARE
 
-    def _opened(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Our own stream, behind whatever read what lies here. What fails is left: it is told where nothing is brought."""
+        with suppress(RuntimeError), on(self._stream):
+            if self._stream is not None and self._used is not None:
+                self._stream.wait_event(self._used)
+            yield
+
+    def _finish(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
 
     @contextmanager
     def behind(self) -> Iterator[None]:
         """What is asked for here comes after what training has asked for, and training does not wait for it."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with self._opened():
+        with on(self._stream):
             yield
 
     def join(self) -> None:
         """What training asks for from now on comes after all that was asked for here. The processor waits for nothing."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Here ends what was asked for so far of what lies here, in the stream that is asked; None without streams."""
+        if self._stream is not None:
+            self._used = event()
+            self._used.record(torch.cuda.current_stream(self._device))
+        return self._used

@@ -116,6 +116,7 @@ class Weights:
         among = parts_in(subject, len(plan.fragments))
         if self.is_far and among.stop <= len(plan.fragments):
             span = together(plan.parts(among)).span
+            self.memory(span.stop - span.start, plan.kept)  # pinned memory takes long to make
             self.ahead.bring(span, self.phi[span], self.delta[span])
 
     def memory(self, size: int, kind: torch.dtype) -> Tensor:
@@ -246,10 +247,11 @@ class Capture:
 
     def _done(self, work: Callable[[Desk], T]) -> T:
         """Where messages are made; on the processor where that has no memory left, as inner steps go on there."""
-        if self._weights.made_on.is_far:
+        if self._weights.made_on.is_far and not self.ran_out:
             with suppress(torch.OutOfMemoryError), self._weights.made_on.open():
                 return work(self._far)
-            self.ran_out = True
+            self.ran_out = True  # to ask once more would take from training what it has just let go
+            self.__dict__.pop("_far", None)
         return work(self._near)
 
     @one_thread()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.trainer.devices import sent
+from nolocod.trainer.bus import sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ def clip(theta: Tensor, phi: Tensor, fragments: Sequence[Fragment], longest: flo
     One exchange thus tells at most so much of what this node's own data changed. What is not finite stays so. A device is asked
     for nothing.
     """
-    spans = [block.span for fragment in fragments for block in fragment.blocks]
+    spans = [span for fragment in fragments for span in fragment.spans(far=theta.device.type != "cpu")]
     if not spans:
         return
     length = torch.stack([(theta[span] - sent(phi[span], theta.device)).norm() for span in spans]).norm()

@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING
 from nolocod.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
-    from torch import Tensor
 
     from nolocod.run.manifest import Manifest
-    from nolocod.trainer.prefetch import Lay
 
 _MOST = 64
 """Processes on the CPU."""
@@ -91,21 +87,3 @@ def check_count(count: int, manifest: Manifest) -> None:
         )
     if count > 1 and sys.platform != "linux":
         raise DeviceError("several devices of one node work on Linux alone.", remedy="Name one device.")
-
-
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor`, which is in main memory, on `device`: a GPU gets it while we go on, by a pinned copy unless it is pinned."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def lay_for(device: torch.device | None) -> Lay | None:
-    """What lays windows where `device` reads them by itself; None if that is where they are. They must stay until it has: no
-    queue of the card knows of a part of them."""
-    return _pinned if device is not None and device.type == "cuda" else None
-
-
-def _pinned(windows: NDArray[np.int64]) -> NDArray[np.int64]:
-    import torch
-
-    found: NDArray[np.int64] = torch.from_numpy(windows).pin_memory().numpy()
-    return found

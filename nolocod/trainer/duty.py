@@ -47,7 +47,7 @@ class Duty:
         import torch
 
         with torch.cuda.device(replica.device):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             replica.step()
             end.record()

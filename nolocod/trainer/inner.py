@@ -38,6 +38,8 @@ KINDS = (*_MOMENTS, _MOMENTUM)
 """Of the optimizers' state."""
 LOSS_SCALE = "loss_scale"
 """Beside it, in a checkpoint."""
+_OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What torch says where it has no class for it."""
 _FLOOR = 0.1
 """The cosine decays to this share of the peak (arXiv 2506.10911, section 4)."""
 
@@ -119,7 +121,7 @@ def mean_loss(
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a computation failed for want of memory, on whatever device."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(one in str(error) for one in _OUT_OF_MEMORY)
 
 
 def halved(count: int) -> int:
@@ -167,6 +169,8 @@ class Inner:
         self._add: Callable[[Tensor], None] | None = None
         self.pace: Pace | None = None
         """Where a step has parts."""
+        self.make_room: Callable[[], bool] = lambda: False
+        """Asked where memory ran out, before less is computed at once: whether there is more now."""
         self._zero = torch.zeros((), device=device)
         self._loss = torch.zeros((), device=device)
         self._finite = torch.zeros((), device=device)
@@ -231,7 +235,8 @@ class Inner:
             self.pace.begin()
         while (total := self._differentiate(windows, weight or self._objective.weight(windows), idle)) is None:
             self._clear()
-            self._compute_less()
+            if not self.make_room():
+                self._compute_less()
         if self.pace is not None:
             self.pace.end(len(windows))
         total, norm = self._gather(total)

@@ -7,7 +7,6 @@ memory that training gave back may still be in use on its own stream.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from nolocod.outer.codec.base import CPU
-from nolocod.trainer.devices import sent
+from nolocod.trainer.bus import Staging, on
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch import Tensor
 
 
@@ -43,13 +44,21 @@ class MadeOn:
             return None
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call] # torch leaves it untyped
 
+    @cached_property
+    def _staging(self) -> Staging:
+        return Staging(self.device)
+
     def open(self) -> AbstractContextManager[object]:
         """To work there: what follows waits for nothing that training has asked for."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        return on(self._stream)
 
     def take(self, flat: Tensor, shape: tuple[int, int]) -> Tensor:
         """What lies in main memory, in rows: the tensor itself on the processor, else a copy."""
-        return (sent(flat, self.device) if self.is_far else flat).view(shape)
+        if not self.is_far:
+            return flat.view(shape)
+        there = torch.empty(shape, dtype=flat.dtype, device=self.device)
+        self._staging.send(flat, there.view(-1))
+        return there
 
     def put(self, rows: Tensor, flat: Tensor) -> None:
         """Bring back what was taken."""

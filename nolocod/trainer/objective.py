@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import masking_utils
 
 from nolocod.errors import UnsupportedModelError
-from nolocod.trainer.devices import sent
+from nolocod.trainer.bus import sent
 from nolocod.trainer.head import losing, plain_head
 from nolocod.trainer.samples import BEGIN, ID, LEARNT
 
@@ -153,7 +153,7 @@ def _batch(windows: Tensor, device: torch.device, *, packed: bool) -> _Batch:
     positions = here - torch.where(begins, here, 0).cummax(1).values
     learnt = (windows & LEARNT != 0)[:, 1:].flatten()
     _, documents = torch.unique(begins.flatten().cumsum(0).view_as(windows)[:, 1:].flatten()[learnt], return_inverse=True)
-    given = {"input_ids": ids[:, :-1]} | ({"position_ids": positions[:, :-1]} if packed else {})
+    given = {"input_ids": ids[:, :-1].contiguous()} | ({"position_ids": positions[:, :-1].contiguous()} if packed else {})
     found = learnt.nonzero().flatten(), ids[:, 1:].flatten()[learnt], documents
     places, learnt_ids, among = (sent(one, device) for one in found)
     there = {name: sent(one, device) for name, one in given.items()}

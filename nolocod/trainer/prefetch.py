@@ -3,7 +3,7 @@
 The rule: a thread reads ahead, as far as a bounded queue goes. Where nothing new comes, because the source is not there or is
 too slow, training goes on with the last windows again, and the thread asks for ever. The position is that of what was
 trained on, so that a resumed node reads again what was only read ahead. For a GPU the thread lays windows where the card reads
-them by itself (devices.lay_for), and they stay there while a step on them may be under way.
+them by itself (bus.lay_for), and they stay there while a step on them may be under way.
 """
 
 from __future__ import annotations

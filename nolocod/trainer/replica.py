@@ -19,11 +19,12 @@ import torch
 
 from nolocod.errors import CheckpointError, RejectedTensorError, TrainerError
 from nolocod.outer import step
-from nolocod.outer.codec.blocks import BLOCK, together
+from nolocod.outer.codec.blocks import PIECE, together
 from nolocod.proto.types import Applied, Description, Inspection, Standing, parts_in, whose_turn
 from nolocod.run.amendments import at
 from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.built import built_of, check_kept
+from nolocod.trainer.bus import sent
 from nolocod.trainer.capture import Capture, Plan, Weights, nothing
 from nolocod.trainer.clipping import Clipping, clip
 from nolocod.trainer.compare_donors import donated
@@ -83,6 +84,7 @@ class Replica:
         self.inner, self.model, self.objective, self.speed = part.inner, part.model, part.objective, part.speed
         self._ranks = ranks
         self._lay_out(sealed, part.layout, part.plan, part.theta, part.bring)
+        part.inner.make_room = self.weights.ahead.give_back
         if ranks is not None:
             ranks.lead(part, self.weights)
 
@@ -233,14 +235,13 @@ class Replica:
         self.discard()
         among = parts_in(self.subject if subject is None else subject, len(self.ages))
         self._clip(among)
-        whole, scratch = together(self.plan.parts(among)), torch.empty(BLOCK)
+        whole, scratch = together(self.plan.parts(among)), torch.empty(PIECE)
         self.weights.changed(whole.span)
         with self.weights.ahead.changing():
-            for block in whole.blocks:
-                phi, theta = self.phi[block.span], self.weights.at(block.span)
-                own = step.message(phi, theta.cpu(), settings, out=scratch[: block.size])
-                step.step(phi, self.delta[block.span], own, 1, settings)
-                theta.copy_(phi)
+            for span in whole.spans(far=self.weights.is_far):
+                phi, theta = self.phi[span], self.weights.at(span)
+                step.step(phi, self.delta[span], step.message(phi, theta.cpu(), settings, scratch[: len(phi)]), 1, settings)
+                theta.copy_(sent(phi, theta.device))
         return self._stepped(among, 0, max(self.standing.round + len(among), run_round), began)
 
     @one_thread()
@@ -276,8 +277,7 @@ class Replica:
     def _stepped(self, among: range, since: int, round_number: int, began: float) -> Applied:
         """The outer step of the fragments `among` is taken, on weights of `since` inner steps ago."""
         inner_steps = self.steps_since_outer - since
-        for fragment in among:
-            self.ages[fragment] = since
+        self.ages[among.start : among.stop] = [since] * len(among)
         self.standing = Standing(round_number, self.standing.tokens, self.standing.loss)
         self._capture = None
         return Applied(round_number, inner_steps, None, time.perf_counter() - began)

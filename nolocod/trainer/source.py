@@ -20,8 +20,8 @@ import numpy as np
 
 from nolocod.disk import written_whole
 from nolocod.errors import DataError
+from nolocod.trainer.bus import lay_for
 from nolocod.trainer.data import Tokenizer, end_of, end_token, is_held_out, local_parts, local_tokens
-from nolocod.trainer.devices import lay_for
 from nolocod.trainer.hub import DataSet, cause_of, failures, is_damage, open_hub
 from nolocod.trainer.mixture import Mixture
 from nolocod.trainer.prefetch import Prefetched, Supply, persist

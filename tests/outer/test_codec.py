@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer.codec import box_size, modulo
 from nolocod.outer.codec.base import HEADER, Noise, Records
-from nolocod.outer.codec.blocks import BLOCK, Block, fragments_of, is_set, pieces, to_bitmap, together
+from nolocod.outer.codec.blocks import BLOCK, PIECE, Block, fragments_of, is_set, pieces, to_bitmap, together
 from nolocod.outer.codec.fused import FusedModulo8
 from nolocod.proto.types import CHUNK_SIZE, Description, describe
 from nolocod.run.manifest import Codec, Outer
@@ -505,6 +505,16 @@ def test_weights_that_are_not_finite_are_our_own_fault() -> None:
 
 
 # --- fragments, blocks, bit maps
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_a_fragment_is_gone_through_once(far: bool) -> None:
+    for fragment in fragments_of((5, 3 * PIECE + 7, BLOCK), 2):
+        spans = fragment.spans(far=far)
+        assert [spans[0].start, *(one.stop for one in spans)] == [*(one.start for one in spans), fragment.stop]
+        assert spans[0].start == fragment.start
+        assert all(one.stop - one.start <= (PIECE if far else BLOCK) for one in spans)
+        assert len(spans) < 4 if far else len(spans) > 12
 
 
 @given(st.lists(st.integers(1, 3 * BLOCK), min_size=1, max_size=30), st.data())

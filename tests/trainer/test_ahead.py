@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from nolocod.outer.codec.blocks import BLOCK, fragments_of
-from nolocod.run.manifest import Codec, Outer
+from nolocod.run.manifest import Codec, Inner, Outer
 from nolocod.trainer import ahead, checkpoint, queued
 from nolocod.trainer.ahead import Ahead
 from nolocod.trainer.capture import Capture, Plan, Weights
@@ -97,7 +97,7 @@ def test_all_comes_out_as_it_does_without(monkeypatch: pytest.MonkeyPatch, codec
     wanted = exchanges(codec, beta, is_ahead=False)
     assert crossed.values > 6 * sum(SIZES)
     crossed.values = 0
-    monkeypatch.setattr(Ahead, "_has_room", lambda *_: True)
+    monkeypatch.setattr(Ahead, "_is_free", lambda *_: True)
     found = exchanges(codec, beta, is_ahead=True)
     assert crossed.values == 0, "between two inner steps nothing crosses"
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
@@ -105,7 +105,7 @@ def test_all_comes_out_as_it_does_without(monkeypatch: pytest.MonkeyPatch, codec
 
 def test_where_there_is_no_room_it_crosses_in_training_s_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     crossed = Crossed(monkeypatch)
-    monkeypatch.setattr(Ahead, "_has_room", lambda *_: False)
+    monkeypatch.setattr(Ahead, "_is_free", lambda *_: False)
     wanted = exchanges("modulo8", 1.0, is_ahead=False)
     once, crossed.values = crossed.values, 0
     found = exchanges("modulo8", 1.0, is_ahead=True)
@@ -117,16 +117,19 @@ def test_so_it_does_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> No
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    node = Node("modulo8", 1.0, 1)
+    here, values = Ahead(CPU), torch.ones(4)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty_like", full)
-        node.weights.look_ahead(node.plan, 0)
-    assert node.weights.ahead.take(slice(0, sum(SIZES))) is None
+        patch.setattr(torch, "empty", full)
+        here.bring(WHOLE, values, values)
+    assert here.take(WHOLE) is None
+    here.bring(WHOLE, values, values)
+    assert here.take(WHOLE) is not None
 
 
 def test_without_streams_nothing_is_brought() -> None:
     there = Ahead(torch.device("mps"))
-    assert there.copies(torch.ones(4)) == []
+    there.bring(WHOLE, torch.ones(4), torch.ones(4))
+    assert there.take(WHOLE) is None
 
 
 def test_a_card_keeps_what_training_may_still_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,12 +137,110 @@ def test_a_card_keeps_what_training_may_still_need(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(there, "_stream", object())
     free = [ahead._SPARE + 99]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 80 << 30))
-    assert not there._has_room(100)
+    assert not there._is_free(100)
     free[0] += 1
-    assert there._has_room(100)
-    there._granted, free[0] = 100, 0
-    assert there._has_room(100), "torch has it"
-    assert not there._has_room(101)
+    assert there._is_free(100)
+
+
+def test_memory_is_taken_once_and_more_for_more_alone() -> None:
+    here, places = Ahead(CPU), []
+    for size in (4, 3, 4, 5):
+        here.bring(slice(0, size), torch.ones(size), torch.zeros(size))
+        brought = here.take(slice(0, size))
+        assert brought is not None
+        assert brought.phi is not None
+        assert (brought.phi.tolist(), brought.delta.tolist()) == ([1.0] * size, [0.0] * size)  # type: ignore[union-attr]
+        places.append(brought.phi.data_ptr())
+        room = here._room  # it lives, so that no other has its place
+        del brought
+    assert places[0] == places[1] == places[2] != places[3]
+    assert room is here._room
+
+
+def test_what_a_capture_has_stays_as_it_is_while_that_is_out() -> None:
+    here, values = Ahead(CPU), torch.ones(4)
+    here.bring(WHOLE, values, values)
+    brought = here.take(WHOLE)
+    here.bring(WHOLE, values + 1, values + 1)
+    assert brought is not None
+    assert torch.equal(brought.phi, values)  # type: ignore[arg-type]
+    assert here.take(WHOLE) is None, "there is no place for others"
+    del brought
+    here.bring(WHOLE, values + 1, values + 1)
+    assert here.take(WHOLE) is not None
+
+
+def test_a_capture_that_is_merged_needs_it_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node("modulo8", 1.0, 1)
+    capture = node.capture(0, is_ahead=True)
+    assert node.weights.ahead._lent() is not None
+    capture.merge(trained_on=False)
+    assert node.weights.ahead._lent() is None
+
+
+@pytest.mark.parametrize("codec", ["float32", "modulo8"])
+@pytest.mark.parametrize("moment", ["before", "out", "stepped"])
+def test_what_training_needs_is_given_back_for_good_and_all_comes_out_the_same(codec: Codec, moment: str) -> None:
+    found = []
+    for is_ahead in (False, True):
+        node, other = (Node(codec, 0.7, 2 + number) for number in range(2))
+        for one in (node, other):
+            one.train()
+        node.weights.look_ahead(node.plan, 0) if is_ahead else None
+        ahead = node.weights.ahead
+        given = [ahead.give_back()] if moment == "before" else []
+        captures = [one.capture(number, is_ahead=False) for number, one in enumerate((node, other))]
+        lent = ahead._lent()
+        given += [ahead.give_back()] if moment == "out" else []
+        assert moment != "out" or lent is None or lent.phi is lent.delta is None, "the capture does without"
+        for capture, one in zip(captures, (node, other), strict=True):
+            capture.write(one.box)
+        node.inbox.copy_(other.box)
+        captures[0].inspect(node.inbox)
+        captures[0].step(node.inbox, b"")
+        given += [ahead.give_back()] if moment == "stepped" else []
+        node.train()
+        captures[0].merge(trained_on=True)
+        found.append([one.clone() for one in (node.box, node.weights.theta, node.weights.phi, node.weights.delta)])
+        assert given == [is_ahead]
+        assert not ahead.give_back(), "it has nothing more"
+        node.weights.look_ahead(node.plan, 0)
+        assert ahead.take(node.plan.fragments[0].span) is None, "and takes nothing"
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_training_asks_for_it_before_it_computes_less_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = make_replica(sealed_run(inner=Inner(steps=4, batch=4, sequence=32)), tmp_path)
+    loss, left = replica.objective.loss, [2]
+
+    def full(*given: Any) -> Any:  # noqa: ANN401 - what the objective takes
+        if len(given[1]) == 4 and left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss(*given)
+
+    monkeypatch.setattr(replica.objective, "loss", full)
+    replica.weights.look_ahead(replica.plan, 0)
+    replica.step()
+    assert replica.inner.at_once == 2, "there was something, and then nothing"
+    assert left == [0]
+
+
+def test_a_gpu_s_pinned_memory_is_there_before_it_is_due() -> None:
+    node = Node("modulo8", 1.0, 1)
+    node.weights.look_ahead(node.plan, 0)
+    place = node.weights._memory[0].data_ptr()
+    assert node.capture(0, is_ahead=False).kept.data_ptr() == place
+
+
+def test_alone_it_comes_out_the_same_in_larger_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = (make_replica(sealed_run(), tmp_path) for _ in range(2))
+    for replica, is_far in ((near, False), (far, True)):
+        monkeypatch.setattr(Weights, "is_far", is_far)
+        replica.step()
+        replica.solo()
+    for one in ("theta", "phi", "delta"):
+        assert torch.equal(getattr(near, one), getattr(far, one))
 
 
 def test_what_was_brought_is_void_once_phi_or_delta_changed() -> None:
@@ -211,6 +312,8 @@ def test_training_does_not_wait_for_the_bus() -> None:
     """The card is kept busy by hand: what is brought and what goes back is there before that ends."""
     node, device = Node("modulo8", 1.0, 1, torch.device("cuda")), torch.device("cuda")
     node.weights.look_ahead(node.plan, 0)
+    other = Ahead(device)
+    other.bring(WHOLE, torch.zeros(1 << 20), torch.zeros(1 << 20))  # its memory is there
     torch.cuda._sleep(1)  # loaded
     torch.cuda.synchronize()
     busy = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -220,5 +323,5 @@ def test_training_does_not_wait_for_the_bus() -> None:
     waiting = threading.Thread(target=lambda: capture.write(node.box))
     waiting.start()
     waiting.join()
-    node.weights.ahead.copies(torch.zeros(1 << 20))
+    other.bring(WHOLE, torch.zeros(1 << 20), torch.zeros(1 << 20))
     assert not busy.query()

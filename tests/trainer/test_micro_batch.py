@@ -19,7 +19,7 @@ from nolocod.trainer import on_device
 from nolocod.trainer.boxes import anonymous_file
 from nolocod.trainer.child_end import ChildEnd
 from nolocod.trainer.head import CHUNK
-from nolocod.trainer.inner import halved
+from nolocod.trainer.inner import halved, is_out_of_memory
 from nolocod.trainer.model import BYTES_ON_HOST, ON_CPU, Layout, Place, bytes_on_device, check_memory, layout_of, read_config
 from nolocod.trainer.worker import Worker
 from tests.support.architectures import CASES
@@ -37,6 +37,21 @@ LARGE = {**MODEL, "vocab_size": 32_000}
 
 def test_halved_is_the_largest_power_of_two_below() -> None:
     assert [halved(count) for count in (2, 3, 4, 5, 8, 9, 24)] == [1, 2, 2, 4, 4, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_all_that_torch_says_where_memory_ran_out_is_known(error: Exception, is_one: bool) -> None:
+    assert is_out_of_memory(error) == is_one
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 5])

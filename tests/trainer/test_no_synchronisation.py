@@ -106,6 +106,17 @@ def test_nor_does_a_step_on_samples(monkeypatch: pytest.MonkeyPatch, kind: str) 
     assert loss.item() == wanted
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_what_goes_to_a_card_has_no_gaps(monkeypatch: pytest.MonkeyPatch, pairs: bool, packed: bool) -> None:
+    """Torch would bring it by memory that is not pinned, and wait."""
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(objective, "sent", lambda one, device: sent.append(one) or one)
+    objective._batch(windows_of(pairs=pairs), CPU, packed=packed)
+    assert len(sent) >= 4
+    assert all(one.is_contiguous() for one in sent)
+
+
 def take_outer_step(replica: Replica, asking: Callable[[int], AbstractContextManager[object]]) -> None:
     """A paired one, with the inner step in it that follows; `asking`: so often at most, what is between two inner steps."""
     outbox, inbox = (torch.zeros(replica.plan.box_size, dtype=torch.uint8) for _ in range(2))

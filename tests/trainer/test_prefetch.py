@@ -15,8 +15,8 @@ import torch
 from nolocod.run.data import Data
 from nolocod.run.manifest import Inner
 from nolocod.trainer import prefetch, source
+from nolocod.trainer.bus import sent
 from nolocod.trainer.data import make_tokenizer
-from nolocod.trainer.devices import sent
 from nolocod.trainer.estimate import estimate
 from nolocod.trainer.model import Place
 from nolocod.trainer.prefetch import Prefetched

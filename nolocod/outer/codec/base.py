@@ -215,6 +215,10 @@ class Coder(ABC):
             return torch.add(own, other, out=total)
         return torch.mul(own, 2 - weight, out=total).add_(other, alpha=weight)
 
+    def as_kind(self, values: Tensor, kind: torch.dtype) -> Tensor:
+        """What is to leave a card, of that kind there already: torch would bring all of its bytes, and convert them here."""
+        return values if self.device == CPU else values.to(kind)
+
     def apart(self, difference: Tensor) -> list[float]:
         """Of each row what `learn` is to be told of s_i - s_j; 0 where nobody wants to know."""
         return [0.0] * len(difference)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 BLOCK = 1 << 16
 """Most elements of a block: 256 KiB of float32, so that a handful of scratch blocks stays in a core's cache."""
 
-_PIECE = 1 << 20
+PIECE = 1 << 20
+"""Most elements that go at one go where they are not worked on in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class Fragment:
     @property
     def span(self) -> slice:
         return slice(self.start, self.stop)
+
+    def spans(self, *, far: bool) -> list[slice]:
+        """In which parts to go through it: its blocks, or larger ones where each is a way to a GPU and back."""
+        if not far:
+            return [block.span for block in self.blocks]
+        return [slice(self.start + piece.start, self.start + piece.stop) for piece in pieces(self.size)]
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,8 @@ def _fragment(ends: Sequence[int]) -> Fragment:
 
 def pieces(n: int) -> Iterator[slice]:
     """Cut n elements into slices of at most a million, so that temporaries stay small."""
-    for start in range(0, n, _PIECE):
-        yield slice(start, min(start + _PIECE, n))
+    for start in range(0, n, PIECE):
+        yield slice(start, min(start + PIECE, n))
 
 
 def bytes_of(flat: Tensor) -> memoryview:

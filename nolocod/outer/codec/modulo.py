@@ -79,7 +79,7 @@ class Modulo8(Coder):
     def _put_whole(self, s: Tensor, blocks: Sequence[Block], out: Tensor) -> int:
         """As bfloat16; `s` is rounded in place."""
         records, values = laid_out(out, s.shape, torch.bfloat16, ALIGN)
-        values.copy_(self.noise.round_rows(s, blocks, ROUNDING))
+        values.copy_(self.as_kind(self.noise.round_rows(s, blocks, ROUNDING), torch.bfloat16))
         for record in records:
             bytes_of(record[:ALIGN])[:] = RECORD.pack(_BFLOAT16, 0.0, bytes(8))
         return records.numel()
@@ -88,7 +88,7 @@ class Modulo8(Coder):
         """A byte for each; `s` is used up."""
         records, low = laid_out(out, s.shape, torch.uint8, ALIGN)
         whole = self._whole.of(s.shape).copy_(s.mul_(self._column(128 / bound for bound in bounds)).round_())
-        low.copy_(whole)  # to eight bits: the rest of the integer falls off
+        low.copy_(self.as_kind(whole, torch.uint8))  # to eight bits: the rest of the integer falls off
         for record, bound, high in zip(records, bounds, self._digests(whole.bitwise_right_shift_(8)), strict=True):
             bytes_of(record[:ALIGN])[:] = RECORD.pack(MODULO, bound, high)
         return records.numel()
@@ -118,7 +118,7 @@ class Modulo8(Coder):
         for part, in_a_byte in stretches([mode == MODULO for mode, _, _ in heads]):
             received = records.at(part, size, torch.uint8 if in_a_byte else torch.bfloat16, ALIGN)
             if not in_a_byte:
-                decoded[part].copy_(received)
+                decoded[part].copy_(received.to(self.device))
                 continue
             # q / 256 = high + low / 256, high = round(s_own / (256 step) - low / 256), and 256 steps are 2 B
             low = self._low.of(s[part].shape).copy_(received.to(self.device))
@@ -162,7 +162,7 @@ class Modulo8(Coder):
 
     def _digests(self, parts: Tensor) -> list[bytes]:
         """Of each row's high parts, what eight bits leave out."""
-        high = self._high.of(parts.shape).copy_(parts)
+        high = self._high.of(parts.shape).copy_(self.as_kind(self.as_kind(parts, torch.int32), torch.int16))
         return [digest(bytes_of(row)) for row in high]
 
 

@@ -63,7 +63,7 @@ class BFloat16(Coder):
 
     def encode(self, rows: Rows, phi: Tensor, kept: Tensor, out: Tensor) -> int:
         records, values = laid_out(out, rows.shape, torch.bfloat16)
-        values.copy_(self.own(rows, self.exact(phi, self.change(kept))))
+        values.copy_(self.as_kind(self.own(rows, self.exact(phi, self.change(kept))), torch.bfloat16))
         return records.numel()
 
     def own(self, rows: Rows, s: Tensor) -> Tensor:
@@ -74,4 +74,4 @@ class BFloat16(Coder):
 
     def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
         values = records.at(ALL, s.shape[1], torch.bfloat16)
-        return self._other.of(s.shape).copy_(values), [True] * len(s)
+        return self._other.of(s.shape).copy_(values.to(self.device)), [True] * len(s)
