@@ -116,7 +116,8 @@ class Weights:
         among = parts_in(subject, len(plan.fragments))
         if self.is_far and among.stop <= len(plan.fragments):
             span = together(plan.parts(among)).span
-            self.memory(span.stop - span.start, plan.kept)  # pinned memory takes long to make
+            with suppress(RuntimeError):  # it is told where the capture asks for it
+                self.memory(span.stop - span.start, plan.kept)  # pinned memory takes long to make
             self.ahead.bring(span, self.phi[span], self.delta[span])
 
     def memory(self, size: int, kind: torch.dtype) -> Tensor:

@@ -233,6 +233,18 @@ def test_a_gpu_s_pinned_memory_is_there_before_it_is_due() -> None:
     assert node.capture(0, is_ahead=False).kept.data_ptr() == place
 
 
+def test_pinned_memory_that_there_is_not_is_told_by_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, text = Node("modulo8", 1.0, 1), "CUDA error: out of memory"
+
+    def full(*_: object) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(Weights, "memory", full)
+    node.weights.look_ahead(node.plan, 0)  # in the thread that hears the parent, which must not end
+    with pytest.raises(RuntimeError, match=text):
+        node.capture(0, is_ahead=False)
+
+
 def test_alone_it_comes_out_the_same_in_larger_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = (make_replica(sealed_run(), tmp_path) for _ in range(2))
     for replica, is_far in ((near, False), (far, True)):
