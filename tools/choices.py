@@ -4,8 +4,8 @@
 
 The rule: every trial is release 0.1's method but for the settings that its row and column name, on seeds that `python -m
 tools.compare` does not tell. The outer step's settings were tried in runs twice as long, and lateness with the settings that
-they chose; the other tables have those of `_LIKE`. All but the first and that of lateness train with AdamW and a cosine, as
-runs of release 0.1 did.
+they chose; the other tables have those of `_LIKE`. All but the first, that of lateness and `_TODAY` train with AdamW and a
+cosine, as runs of release 0.1 did.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.lab.methods import BEFORE
+from nolocod.studies.lab.methods import BEFORE, OURS
 from nolocod.studies.lab.trials import Trial
 from tools.study import carry_out, parser_of, place_of
 from tools.trials import RATES, TUNING_SEED, perform_all
@@ -46,6 +46,12 @@ _LATE = ((0, 1), (24, 1), (6, 4), (3, 8), (2, 12), (1, 24))
 _OUTER = ((0.0, 1.0, 1.0), (0.2, 1.0, 1.0), (0.5, 0.7, 0.7), (0.4, 1.0, 1.0), (0.5, 0.7, 0.75))
 _LIKELY = ((0.2, 1.0, 1.0), (0.4, 1.0, 0.84), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 1.0, 0.75))
 _LESS_LIKELY = ((0.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.5, 1.0, 1.0), (0.6, 1.0, 0.64), (0.7, 1.0, 0.5))
+_TODAY = replace(_TINY, method=OURS.name, steps=3000, points=Trial.points, optimizer="muon", schedule="wsd")
+"""A run file's defaults."""
+_AGAIN = {
+    101: ((0.3, 0.7, 0.91), (0.4, 0.7, 0.84), (0.5, 0.5, 0.75), (0.5, 0.7, 0.75), *_LIKELY[2:]),
+    102: _LIKELY[2:],
+}
 _LONG = {TUNING_SEED: sorted(_LIKELY + _LESS_LIKELY), TUNING_SEED + 1: _LIKELY}
 
 
@@ -121,6 +127,10 @@ def full() -> tuple[Table, ...]:
                 for phase, settings in ((50, _OUTER[:3]), (24, _OUTER))
                 for size, like in _each_size(_SIZES, phase)
             ),
+        ),
+        _outer(
+            "By the outer step's settings, once more with today's defaults, on time",
+            ((f"0.12 M parameters, seed {seed}", replace(_TODAY, seed=seed), settings) for seed, settings in _AGAIN.items()),
         ),
         Table(
             "By how many of 24 inner steps a merge comes late, and in how many turns the model goes; 4 replicas by the default "
