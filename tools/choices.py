@@ -128,9 +128,15 @@ def full() -> tuple[Table, ...]:
                 for size, like in _each_size(_SIZES, phase)
             ),
         ),
-        _outer(
-            "By the outer step's settings, once more with today's defaults, on time",
-            ((f"0.12 M parameters, seed {seed}", replace(_TODAY, seed=seed), settings) for seed, settings in _AGAIN.items()),
+        Table(
+            "By the outer step's settings alpha, beta, gamma, once more with today's defaults, 0.12 M parameters, on time",
+            "seed",
+            {
+                (f"{seed}", f"{alpha:g}, {beta:g}, {gamma:g}"): replace(_TODAY, seed=seed, alpha=alpha, beta=beta, gamma=gamma)
+                for seed, settings in _AGAIN.items()
+                for alpha, beta, gamma in settings
+            },
+            by_row=True,
         ),
         Table(
             "By how many of 24 inner steps a merge comes late, and in how many turns the model goes; 4 replicas by the default "
