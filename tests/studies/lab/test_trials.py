@@ -95,8 +95,8 @@ def test_claims_are_about_methods_that_there_are() -> None:
 
 def test_a_comparison_claims_what_was_trained_on_both_sides_and_no_more(tmp_path: Path) -> None:
     few = (OFTEN.name, compare.PAPER, OURS.name, compare.NONE)
-    smaller = compare.Size((2,), (1,), (1e-3,), False, TINY, few)
-    size = replace(smaller, replicas=(2, 4), methods=(*few, "pair averaging"), beside=smaller)
+    smaller = compare.Size((2,), (1,), (1e-3,), False, replace(TINY, model="micro"), few)
+    size = replace(smaller, replicas=(2, 4), like=TINY, methods=(*few, "pair averaging"), beside=smaller)
     told: list[str] = []
     found = compare.compare(size, book(tmp_path / "kept.jsonl"), 1, told.append)
     assert sum("4 replicas" in line for line in told) == 2, "none of those that are told once"
@@ -104,7 +104,9 @@ def test_a_comparison_claims_what_was_trained_on_both_sides_and_no_more(tmp_path
     text = found.to_text()
     assert text.count("| ours | 2 | 0.001 | ") == 3, "2 and 4 replicas, and the other model's 2"
     assert text.count("pair averaging") == 1 + 1, "a row, and a claim"
-    assert "The same with another model (tiny)" in text
+    assert "The same with another model (micro), seeds 1:" in text
+    alike = replace(found, beside=replace(found.beside, size=replace(smaller, like=TINY)))
+    assert "The same with other numbers of replicas, seeds 1:" in alike.to_text()
     mine, theirs = (found.ends[name, 2][0].mean for name in (OURS.name, "pair averaging"))
     claim = next(one for one in found.claims() if one.text == "ours is below pair averaging")
     assert claim.holds == (mine < theirs)
