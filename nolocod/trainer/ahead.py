@@ -7,6 +7,7 @@ and all crosses in training's own queue. What phi and delta were is not used onc
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Ahead:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self._staging = Staging(device)
+        self._lock = threading.Lock()  # what follows is the training thread's, and that of whoever works beside it
         self._room: Tensor | None = None  # two rows, of the largest capture
         self._is_over = False
         self._used: torch.cuda.Event | None = None  # when what lies here was read the last time
@@ -68,48 +70,59 @@ class Ahead:
 
     def bring(self, span: slice, phi: Tensor, delta: Tensor) -> None:
         """Have these, of main memory, there for whoever takes them, if there is room. Beside training: it waits."""
-        self._brought, edition = None, self._edition
-        with self._opened():
-            if self._lent() is None and (room := self._find_room(len(phi))) is not None:
-                for near, far in zip((phi, delta), room, strict=True):
-                    self._staging.send(near, far)
-                self._finish()
-                self._brought = Brought(edition, span, *room)
+        with self._lock:
+            self._brought, edition = None, self._edition
+            if self._lent() is not None:
+                return
+            with suppress(RuntimeError), self._opened():
+                if (room := self._find_room(len(phi))) is not None:
+                    for near, far in zip((phi, delta), room, strict=True):
+                        self._staging.send(near, far)
+                    self._finish()
+                    self._brought = Brought(edition, span, *room)
 
     def take(self, span: slice) -> Brought | None:
         """What was brought of `span`, if it is still so. It is the caller's as long as it holds it."""
-        found, self._brought = self._brought, None
-        if found is None or (found.edition, found.span) != (self._edition, span):
-            return None
-        self._lent = weakref.ref(found)
-        return found
+        if not self._lock.acquire(blocking=False):
+            return None  # between two inner steps nobody waits
+        try:
+            found, self._brought = self._brought, None
+            if found is None or (found.edition, found.span) != (self._edition, span):
+                return None
+            self._lent = weakref.ref(found)
+            return found
+        finally:
+            self._lock.release()
 
     def bring_late(self, brought: Brought, kept: Tensor) -> None:
         """Have what theta is still to get, which `kept` holds now, in place of the change. Beside training, as `bring`."""
-        if (room := brought.phi) is not None:
-            with self._opened():
-                late = room.view(kept.dtype)[: len(kept)]
+        with self._lock, suppress(RuntimeError), self._opened():
+            if brought.phi is not None:
+                late = brought.phi.view(kept.dtype)[: len(kept)]
                 self._staging.send(kept, late)
                 self._finish()
                 brought.late = late
 
     def give_back(self) -> bool:
         """Training has no memory left: it has this too from now on. False if there is none."""
-        self._is_over, had = True, self._room is not None
+        with self._lock:
+            self._is_over, had = True, self._room is not None
+            if had and self._stream is not None:
+                torch.cuda.synchronize(self._device)  # what is on its way back is needed then
+            for one in (self._brought, self._lent()):
+                if one is not None:
+                    one.forget()
+            self._room = self._brought = None
         if had and self._stream is not None:
-            torch.cuda.synchronize(self._device)  # what is on its way back is needed then
-        for one in (self._brought, self._lent()):
-            if one is not None:
-                one.forget()
-        self._room = self._brought = None
+            torch.cuda.empty_cache()
         return had
 
     def _find_room(self, size: int) -> Tensor | None:
         """For phi and delta of so many values."""
         if self._room is None or self._room.shape[1] < size:
-            self._room = None
             if self._is_over or not self._is_free(2 * size * torch.float32.itemsize):
                 return None
+            self._room = None
             self._room = torch.empty((2, size), device=self._device)
         return self._room[:, :size]
 
@@ -120,8 +133,9 @@ class Ahead:
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
-        """Our own stream, behind whatever read what lies here. What fails is left: it is told where nothing is brought."""
-        with suppress(RuntimeError), on(self._stream):
+        """Our own stream, behind whatever read what lies here. Who opens it leaves what fails: it is told where nothing is
+        brought."""
+        with on(self._stream):
             if self._stream is not None and self._used is not None:
                 self._stream.wait_event(self._used)
             yield

@@ -6,7 +6,7 @@ that training had to do then (torch's host allocator), so what crosses often has
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,9 +37,9 @@ def lay_for(device: torch.device | None) -> Lay | None:
 
 
 def _pinned(device: torch.device, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-    with at(device):
-        found: NDArray[np.int64] = torch.from_numpy(windows).pin_memory().numpy()
-    return found
+    with suppress(RuntimeError), at(device):  # there is no more: `sent` tells where it is needed
+        windows = torch.from_numpy(windows).pin_memory().numpy()
+    return windows
 
 
 def at(device: torch.device) -> AbstractContextManager[object]:
@@ -70,7 +70,7 @@ class Staging:
         self._pieces: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def send(self, near: Tensor, far: Tensor) -> None:
-        """Copy `near`, of main memory, to `far`, of the device, in its stream that is asked. Float32, unless it is pinned."""
+        """Copy `near`, of main memory, to `far`, of the device, in the stream that is asked: values of four bytes at most."""
         if self._device.type != "cuda" or near.is_pinned():
             far.copy_(near, non_blocking=True)
             return
@@ -79,6 +79,6 @@ class Staging:
         for turn, piece in enumerate(pieces(len(near))):
             room, done = self._pieces[turn % 2]
             done.synchronize()
-            part = room[: piece.stop - piece.start].copy_(near[piece])
+            part = room.view(near.dtype)[: piece.stop - piece.start].copy_(near[piece])
             far[piece].copy_(part, non_blocking=True)
             done.record(torch.cuda.current_stream(self._device))

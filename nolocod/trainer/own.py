@@ -164,6 +164,7 @@ class OwnReplica(Replica):
         with torch.no_grad():
             theta = flatten(self._tensors, layout, torch.empty(layout.size, device=self.device))
         self._lay_out(sealed, layout, Plan.of(sealed.manifest, layout), theta)
+        self.weights.ahead.give_back()  # a caller's steps could not ask for it
 
     @property
     def tokens_per_step(self) -> int:

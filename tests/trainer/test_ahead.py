@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from nolocod.outer.codec.blocks import BLOCK, fragments_of
+from nolocod.outer.codec.blocks import BLOCK, PIECE, fragments_of
 from nolocod.run.manifest import Codec, Inner, Outer
 from nolocod.trainer import ahead, checkpoint, queued
 from nolocod.trainer.ahead import Ahead
+from nolocod.trainer.bus import Staging
 from nolocod.trainer.capture import Capture, Plan, Weights
 from tests.support.trainer_parts import make_replica, sealed_run
 
@@ -142,8 +143,8 @@ def test_a_card_keeps_what_training_may_still_need(monkeypatch: pytest.MonkeyPat
     assert there._is_free(100)
 
 
-def test_memory_is_taken_once_and_more_for_more_alone() -> None:
-    here, places = Ahead(CPU), []
+def test_memory_is_taken_once_and_more_for_more_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, places, kept = Ahead(CPU), [], []
     for size in (4, 3, 4, 5):
         here.bring(slice(0, size), torch.ones(size), torch.zeros(size))
         brought = here.take(slice(0, size))
@@ -151,10 +152,14 @@ def test_memory_is_taken_once_and_more_for_more_alone() -> None:
         assert brought.phi is not None
         assert (brought.phi.tolist(), brought.delta.tolist()) == ([1.0] * size, [0.0] * size)  # type: ignore[union-attr]
         places.append(brought.phi.data_ptr())
-        room = here._room  # it lives, so that no other has its place
+        kept.append(here._room)  # it lives, so that no other has its place
         del brought
     assert places[0] == places[1] == places[2] != places[3]
-    assert room is here._room
+    monkeypatch.setattr(here, "_is_free", lambda need: False)
+    here.bring(slice(0, 6), torch.ones(6), torch.ones(6))
+    assert here.take(slice(0, 6)) is None
+    here.bring(WHOLE, torch.ones(4), torch.ones(4))
+    assert here.take(WHOLE) is not None, "what it has it keeps"
 
 
 def test_what_a_capture_has_stays_as_it_is_while_that_is_out() -> None:
@@ -191,6 +196,7 @@ def test_what_training_needs_is_given_back_for_good_and_all_comes_out_the_same(c
         given = [ahead.give_back()] if moment == "before" else []
         captures = [one.capture(number, is_ahead=False) for number, one in enumerate((node, other))]
         lent = ahead._lent()
+        assert (lent is not None) == (is_ahead and moment != "before")
         given += [ahead.give_back()] if moment == "out" else []
         assert moment != "out" or lent is None or lent.phi is lent.delta is None, "the capture does without"
         for capture, one in zip(captures, (node, other), strict=True):
@@ -207,6 +213,31 @@ def test_what_training_needs_is_given_back_for_good_and_all_comes_out_the_same(c
         node.weights.look_ahead(node.plan, 0)
         assert ahead.take(node.plan.fragments[0].span) is None, "and takes nothing"
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_what_is_under_way_is_given_back_too(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    here, values, given = Ahead(CPU), torch.ones(4), []
+    if way == "back":
+        here.bring(WHOLE, values, values)
+    brought = here.take(WHOLE)
+    send, training = here._staging.send, threading.Thread(target=lambda: given.append(here.give_back()))
+
+    def interrupted(near: torch.Tensor, far: torch.Tensor) -> None:
+        send(near, far)
+        if training.ident is None:
+            training.start()
+            training.join(0.2)
+
+    monkeypatch.setattr(here._staging, "send", interrupted)
+    if brought is None:
+        here.bring(WHOLE, values, values)
+    else:
+        here.bring_late(brought, values)
+    training.join(60)
+    assert given == [True]
+    assert here.take(WHOLE) is here._room is None
+    assert brought is None or brought.phi is brought.delta is brought.late is None
 
 
 def test_training_asks_for_it_before_it_computes_less_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +348,29 @@ def test_so_it_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch, codec: Codec) -> Non
     assert crossed.values == 0
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_large_ones_go_through_two_pieces(kind: torch.dtype) -> None:
+    near = torch.randn(5 * PIECE + 7).to(kind)
+    far = torch.zeros(len(near), dtype=kind, device="cuda")
+    Staging(far.device).send(near, far)
+    assert torch.equal(far.cpu(), near)
+
+
+@on_gpu
+def test_what_is_brought_next_waits_for_what_is_still_read() -> None:
+    here, values, theta = Ahead(torch.device("cuda")), torch.ones(PIECE), torch.zeros(PIECE, device="cuda")
+    here.bring(slice(0, PIECE), values, values)
+    brought = here.take(slice(0, PIECE))
+    assert brought is not None
+    torch.cuda._sleep(500_000_000)
+    theta += brought.phi
+    here.mark()
+    del brought
+    here.bring(slice(0, PIECE), values + 1, values + 1)
+    assert torch.equal(theta.cpu(), values)
 
 
 @on_gpu

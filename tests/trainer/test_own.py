@@ -154,6 +154,14 @@ def test_parameters_without_names_go_by_their_order_and_those_that_do_not_train_
     assert torch.equal(replica.theta, torch.cat([one.detach().flatten() for one in model.parameters()]))
 
 
+def test_no_memory_of_a_caller_s_card_is_kept_between_exchanges() -> None:
+    model = make_model()
+    sealed, given = own_run(model), named(model.named_parameters())
+    ahead = OwnReplica(sealed, None, given, torch.optim.SGD(model.parameters()), None).weights.ahead
+    ahead.bring(slice(0, 4), torch.ones(4), torch.ones(4))
+    assert ahead.take(slice(0, 4)) is None
+
+
 def test_what_cannot_be_founded_is_refused_by_name() -> None:
     with pytest.raises(RunFileError, match="bfloat16"):
         founded(make_model().bfloat16(), {})
