@@ -78,8 +78,9 @@ def test_a_card_is_asked_for_one_step_ahead_and_times_are_its_own(clock: Clock, 
     busy = 0.0  # until when
 
     class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
+        def __init__(self, *, enable_timing: bool, blocking: bool) -> None:
             assert enable_timing
+            assert blocking, "a core is others' meanwhile"
 
         def record(self) -> None:
             self.at = max(clock.now, busy)
