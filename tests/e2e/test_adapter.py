@@ -59,7 +59,7 @@ def test_three_daemons_teach_a_model_to_answer(swarm: Swarm, tmp_path: Path) -> 
     for daemon in everybody:
         report = daemon.report
         assert report is not None
-        # The loss falls from 16 to 4 in three seconds. Who comes just then may be given what a donor had before, and ask another.
+        # The loss falls from 16 to 4 in three seconds. Who comes then may be given what a donor had before, and ask another.
         assert {error.code for error in report.errors} <= {HarmfulTensorError.entry.code, FarWeightsError.entry.code}
         sent += [row.sent / SIZE for row in report.exchanges if row.outcome == "committed"]
         assert psutil.Process(daemon.running.pid).memory_info().rss < LEAN
