@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _PAIR_SECONDS = 2400.0
 """For the two to pair, on whatever machine."""
-_INNER_STEPS = 50
+_INNER_STEPS = 53
+"""A prime number makes one turn: there is time without an exchange."""
 _LOOKS = 20
 
 
