@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nolocod.trainer.bus import Staging, event, on
+from nolocod.trainer.bus import Staging, event, on, stream_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,9 +47,7 @@ class Ahead:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self._stream = stream_of(device)
         self._staging = Staging(device)
         self._lock = threading.Lock()  # what follows is the training thread's, and that of whoever works beside it
         self._room: Tensor | None = None  # two rows, of the largest capture

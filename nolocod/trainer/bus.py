@@ -47,6 +47,11 @@ def at(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def stream_of(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream of its own there; None where there are none."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call] # torch leaves it untyped
+
+
 @contextmanager
 def on(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """Ask a card in that stream; None: nothing. Torch alone would go back to the first card."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nolocod.outer.codec.base import CPU
-from nolocod.trainer.bus import Staging, on
+from nolocod.trainer.bus import Staging, on, stream_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -40,9 +40,7 @@ class MadeOn:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream | None:
-        if self.device.type != "cuda":
-            return None
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        return stream_of(self.device)
 
     @cached_property
     def _staging(self) -> Staging:
