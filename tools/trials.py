@@ -29,7 +29,7 @@ def perform(trial: Trial) -> list[Point]:
     """Train."""
     torch.set_num_threads(1)
     manifest = trial.manifest()
-    watch = max(1, manifest.outer.rounds // trial.points)
+    watch = max(1, manifest.outer.rounds * manifest.outer.turns // trial.points)
     with tempfile.TemporaryDirectory(prefix="nolocod-lab-") as cache:
         return MultiReplica(manifest, trial.settings, trial.replicas, Path(cache), trial.device).run(watch, trial.lateness)
 
