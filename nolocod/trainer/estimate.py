@@ -212,7 +212,8 @@ def estimate(
     windows = inner.batch * inner.accumulation * (inner.sequence + 1)
     is_beside = manifest.data.source == "hub" or device.type == "cuda"
     ahead = 2 * TOKEN_BYTES * windows * steps_kept(windows) if is_beside else 0
-    moments = 2 * layout.size - (sum(map(math.prod, layout.matrices)) if inner.optimizer == "muon" else 0)
+    by_muon = layout.matrices if inner.optimizer == "muon" else ()
+    moments = 2 * layout.size - sum(math.prod(shape) - max(shape) for shape in by_muon)  # of each line, a mean square
     largest = box_size(manifest.codec, plan.fragments[:1])
     turn_message = math.ceil(CODEC_BYTES[manifest.codec] * layout.size / turns)
     return Estimate(
@@ -223,7 +224,7 @@ def estimate(
         on_device=bytes_on_device(layout, manifest, frozen),
         activations=max(
             _activations(config, layout, manifest, frozen, at_once, device),
-            muon.scratch(layout.matrices) if inner.optimizer == "muon" else 0,
+            muon.scratch(by_muon),
         )
         + _holes([4 * math.prod(shape) for shape in layout.shapes], device),
         locked=pinned(layout, device, 1),

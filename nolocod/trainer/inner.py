@@ -1,4 +1,4 @@
-"""One inner step of Muon and AdamW, or of AdamW alone, with clipping, on one replica. The loop of them is in worker.py.
+"""One inner step of NorMuon and AdamW, or of AdamW alone, with clipping, on one replica. The loop of them is in worker.py.
 
 The rule: a step talks to nobody. It reads no value back from the device per step; the loss and the
 count of steps that were not finite are kept there and read when a report is due.
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 _PATIENCE = 10
 """Steps in a row without a finite gradient before training is given up."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_MOMENTUM = "momentum"
-KINDS = (*_MOMENTS, _MOMENTUM)
-"""Of the optimizers' state."""
+_MOMENTUM, SQUARES = "momentum", "squares"
+OF_MATRICES = (_MOMENTUM, SQUARES)
+KINDS = (*_MOMENTS, *OF_MATRICES)
+"""Of the optimizers' state: of what AdamW trains, and of matrices that NorMuon does."""
 LOSS_SCALE = "loss_scale"
 """Beside it, in a checkpoint."""
 _OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -337,8 +338,8 @@ class Inner:
         return loss / finite if finite else math.nan
 
     def moments(self) -> dict[str, Tensor]:
-        """The optimizers' state by name ("exp_avg.3": of parameter 3, "momentum.3": of matrix 3), Adam's from its first
-        step on; and the loss's scale."""
+        """The optimizers' state by name ("exp_avg.3": of parameter 3, "momentum.3" and "squares.3": of matrix 3), Adam's
+        from its first step on; and the loss's scale."""
         return {f"{kind}.{index}": tensor for kind in KINDS for index, tensor in self.state(kind).items()} | self._scale_state()
 
     def _scale_state(self) -> dict[str, Tensor]:
@@ -347,8 +348,8 @@ class Inner:
 
     def state(self, kind: str) -> dict[int, Tensor]:
         """Those of one of the KINDS, by the index of the parameter or matrix."""
-        if kind == _MOMENTUM:
-            return dict(enumerate(self._muon.momentum))
+        if kind in OF_MATRICES:
+            return dict(enumerate(self._muon.momentum if kind == _MOMENTUM else self._muon.squares))
         states = {index: self.optimizer.state.get(parameter) for index, parameter in enumerate(self._parameters)}
         return {index: state[kind] for index, state in states.items() if state}
 
@@ -374,3 +375,6 @@ class Inner:
                 self.optimizer.state[parameter] = {"step": step} | state
         for index, momentum in enumerate(self._muon.momentum):
             momentum.copy_(moments[f"{_MOMENTUM}.{index}"])
+        for index, squares in enumerate(self._muon.squares):
+            if (kept := moments.get(f"{SQUARES}.{index}")) is not None:  # Muon alone, as before, has none
+                squares.copy_(kept)

@@ -1,7 +1,8 @@
-"""Muon for the layers' matrices: momentum whose singular values are all made about one (arXiv 2502.16982).
+"""NorMuon for the layers' matrices: momentum whose singular values are all made about one, as Muon's (arXiv 2502.16982), and
+then rows of alike size (arXiv 2510.05491); columns where a matrix has more of these, as its rows are alike already.
 
 The rule: an update of RMS 0.2 whatever the matrix's shape, so that one learning rate serves these matrices and what AdamW
-trains beside them. `torch.optim.Muon` computes the same one matrix at a time, in bfloat16 where a CPU has none, and cannot
+trains beside them. `torch.optim.Muon` computes as much one matrix at a time, in bfloat16 where a CPU has none, and cannot
 leave a step out without asking the device; here equal shapes go together, in the fastest type that the device multiplies.
 """
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOMENTUM = 0.95
+_MEMORY, _LEAST = 0.95, 0.01
+"""Of a line's mean square: how much of it is kept at a step, and the least share of the matrix's that counts as a line's. A
+line without a gradient stays at 0, and one with next to none is made ten times as large at most."""
 _UPDATE = 0.2
 """Root mean square of an update's elements, as AdamW's are as a rule."""
 _STEPS, _A, _B, _C = 5, 3.4445, -4.7750, 2.0315
@@ -30,20 +34,29 @@ _MOST = 1 << 24
 
 
 class Muon:
-    """The optimizer of `matrices`, which have two dimensions each; `momentum` is of each, in their order."""
+    """The optimizer of `matrices`, which have two dimensions each. Of each, in their order: `momentum`; and `squares`, the mean
+    squares of the rows of what is made of it, over the last steps (rows, 1), or of its columns if it has more (1, columns)."""
 
     def __init__(self, matrices: Sequence[Tensor], shapes: Sequence[torch.Size]) -> None:
         """Of matrices of these `shapes`, whole as they are here, or some rows of each (shards.py)."""
         self.momentum = [torch.zeros_like(matrix, requires_grad=False) for matrix in matrices]
-        self._stacks: list[tuple[torch.Size, list[tuple[Tensor, Tensor]]]] = []
-        pairs = list(zip(matrices, self.momentum, strict=True))
+        self.squares = [
+            matrix.new_full((len(matrix), 1) if by_rows(shape) else (1, shape[1]), _mean_square(shape), requires_grad=False)
+            for matrix, shape in zip(matrices, shapes, strict=True)
+        ]
+        self._stacks: list[tuple[torch.Size, list[tuple[Tensor, Tensor, Tensor]]]] = []
+        states = list(zip(matrices, self.momentum, self.squares, strict=True))
         for shape in dict.fromkeys(shapes):
-            alike = [pair for pair, one in zip(pairs, shapes, strict=True) if one == shape]
+            alike = [state for state, one in zip(states, shapes, strict=True) if one == shape]
             count = max(1, _MOST // shape.numel())
             self._stacks += [(shape, alike[start : start + count]) for start in range(0, len(alike), count)]
 
     def _orthogonal(self, stack: Tensor, rows: int) -> Tensor:
         return orthogonal(stack)
+
+    def _columns(self, stack: Tensor, rows: int) -> Tensor:
+        """The mean squares of the columns of matrices with so many `rows`."""
+        return stack.square().sum(1, keepdim=True) / rows
 
     @torch.no_grad()
     def step(self, rate: float, decay: float, finite: Tensor) -> None:
@@ -51,16 +64,28 @@ class Muon:
         kept, takes = 1 - finite * (rate * decay), finite > 0
         for shape, stack in self._stacks:
             directions = []
-            for matrix, momentum in stack:
+            for matrix, momentum, _ in stack:
                 gradient = torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
                 # One that is not finite must not touch the momentum; the update that this gives is multiplied by 0.
                 gradient = torch.where(takes, gradient, momentum)
                 momentum.lerp_(gradient, 1 - MOMENTUM)
                 directions.append(gradient.lerp_(momentum, MOMENTUM))
-            updates = self._orthogonal(torch.stack(directions), shape[0])
-            updates = updates.float() * (finite * (-rate * _UPDATE * math.sqrt(max(shape))))
-            for (matrix, _), update in zip(stack, updates, strict=True):
-                matrix.mul_(kept).add_(update)
+            updates = self._orthogonal(torch.stack(directions), shape[0]).float()
+            lines = updates.square().mean(2, keepdim=True) if by_rows(shape) else self._columns(updates, shape[0])
+            sizes = finite * (-rate * _UPDATE)
+            for (matrix, _, squares), update, found in zip(stack, updates, lines, strict=True):
+                squares.lerp_(torch.where(takes, found, squares), 1 - _MEMORY)
+                matrix.mul_(kept).addcmul_(update, squares.clamp(min=_LEAST * _mean_square(shape)).rsqrt() * sizes)
+
+
+def by_rows(shape: Sequence[int]) -> bool:
+    """Whether it is rows that are made alike of a matrix of `shape`, or columns."""
+    return shape[0] >= shape[1]
+
+
+def _mean_square(shape: Sequence[int]) -> float:
+    """Of the elements of a matrix of `shape` whose singular values are one."""
+    return 1 / max(shape)
 
 
 def orthogonal(stack: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from nolocod.errors import DeviceError, ModelTooLargeError, UnsupportedModelErro
 from nolocod.trainer.base_model import initial
 from nolocod.trainer.devices import is_sharded
 from nolocod.trainer.group import Give, lost
-from nolocod.trainer.inner import KINDS, LOSS_SCALE, Inner
+from nolocod.trainer.inner import KINDS, LOSS_SCALE, OF_MATRICES, SQUARES, Inner
 from nolocod.trainer.model import Place, bare, check_memory, fast_kind, flatten
-from nolocod.trainer.muon import Muon, orthogonal
+from nolocod.trainer.muon import Muon, by_rows, orthogonal
 from nolocod.trainer.objective import objective_of
 from nolocod.trainer.on_device import DevicePart
 
@@ -280,8 +280,11 @@ class ShardedInner(Inner):
 
     def rows(self, kind: str) -> list[tuple[torch.Size, Tensor]]:
         """Those of one of the optimizer's KINDS of state."""
-        of = self._all[len(self._parameters) :] if kind == KINDS[-1] else self._parameters
-        return [(self._whole[id(of[index])].shape, state) for index, state in self.state(kind).items()]
+        of = self._all[len(self._parameters) :] if kind in OF_MATRICES else self._parameters
+        whole = {index: self._whole[id(of[index])].shape for index in self.state(kind)}
+        if kind == SQUARES:
+            whole = {index: torch.Size((one[0], 1) if by_rows(one) else (1, one[1])) for index, one in whole.items()}
+        return [(whole[index], state) for index, state in self.state(kind).items()]
 
     def moments(self) -> dict[str, Tensor]:
         """As one device has them; the leader's alone."""
@@ -289,7 +292,8 @@ class ShardedInner(Inner):
         return {f"{kind}.{index}": tensor for kind, found in gathered.items() for index, tensor in found} | self._scale_state()
 
     def restore(self, moments: Mapping[str, Tensor], steps: int) -> None:
-        own = {name: tensor if name == LOSS_SCALE else self._area.own(tensor) for name, tensor in moments.items()}
+        everybodys = {LOSS_SCALE, *(f"{SQUARES}.{index}" for index, one in self.state(SQUARES).items() if one.size(1) > 1)}
+        own = {name: tensor if name in everybodys else self._area.own(tensor) for name, tensor in moments.items()}
         super().restore(own, steps)
 
 
@@ -312,6 +316,11 @@ class ShardedMuon(Muon):
         updates = orthogonal(whole).to(stack.dtype) if here else whole
         parts = torch.cat([part.reshape(-1) for part in torch.split(updates, heights, 1)])
         return group.trade(parts, back, out).view(stack.shape)
+
+    def _columns(self, stack: Tensor, rows: int) -> Tensor:
+        found = super()._columns(stack, rows)
+        self._group.add(found)
+        return found
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -110,6 +110,20 @@ def test_resume_is_exact(tmp_path: Path, model: dict[str, object], optimizer: An
     assert (first.inner_steps, first.steps_since_outer) == (second.inner_steps, second.steps_since_outer) == (20, 2)
 
 
+def test_a_checkpoint_of_muon_without_squares_goes_on_as_if_lines_were_alike(tmp_path: Path) -> None:
+    """As they were before NorMuon."""
+    sealed = sealed_run(inner=Inner(steps=4, batch=2, sequence=32))
+    first, second = partly_trained(tmp_path, sealed), make_replica(sealed, tmp_path)
+    moments = first.inner.moments()
+    squares = [name for name in moments if name.startswith("squares.")]
+    begins = [second.inner.moments()[name] for name in squares]
+    second.inner.restore({name: one for name, one in moments.items() if name not in squares}, first.inner.optimizer_steps)
+    restored = second.inner.moments()
+    assert squares
+    assert all(torch.equal(restored[name], one) for name, one in zip(squares, begins, strict=True))
+    assert all(torch.equal(restored[name], one) for name, one in moments.items() if name not in squares)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system tells what is mapped")
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_restart_lets_go_of_its_checkpoint(tmp_path: Path, optimizer: Any) -> None:  # noqa: ANN401 - a literal

@@ -1,4 +1,4 @@
-"""Muon beside torch's own, and which parameters it trains."""
+"""NorMuon beside torch's own Muon and the paper's formula, and which parameters it trains."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def gradients(number: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def test_steps_are_those_of_torch_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_those_of_torch_s_own_where_rows_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three equal shapes two are computed together: no more fit at once."""
+    monkeypatch.setattr(muon, "_MEMORY", 1.0)
     monkeypatch.setattr(muon, "_MOST", 2 * 8 * 24)
     monkeypatch.setattr(muon, "fast_kind", lambda _: torch.bfloat16)  # as torch's
     ours, theirs = matrices(), matrices()
@@ -48,6 +49,50 @@ def test_steps_are_those_of_torch_s_own(monkeypatch: pytest.MonkeyPatch) -> None
         assert torch.allclose(momentum, reference.state[other]["momentum_buffer"], atol=1e-6)
 
 
+def test_rows_or_columns_are_divided_by_their_root_mean_square_of_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NorMuon (arXiv 2510.05491, algorithm 1), but that a line begins with the mean square of all elements."""
+    monkeypatch.setattr(muon, "fast_kind", lambda _: torch.float32)
+    ours, expected = matrices(), matrices()
+    optimizer = muon.Muon(ours, [one.shape for one in ours])
+    axes = [0 if len(one) < one.size(1) else 1 for one in ours]
+    squares = [torch.full_like(one.sum(axis, keepdim=True), 1 / max(one.shape)) for one, axis in zip(ours, axes, strict=True)]
+    momentum = [torch.zeros_like(one) for one in ours]
+    for number in range(4):
+        for index, even in enumerate(gradients(number)):
+            sizes = torch.linspace(0.2, 2, max(even.shape))
+            gradient = even * (sizes if axes[index] == 0 else sizes[:, None])
+            ours[index].grad = gradient.clone()
+            momentum[index] = 0.95 * momentum[index] + 0.05 * gradient
+            update = muon.orthogonal((0.05 * gradient + 0.95 * momentum[index])[None])[0]
+            squares[index] = 0.95 * squares[index] + 0.05 * update.square().mean(axes[index], keepdim=True)
+            moved = expected[index].detach() * (1 - 0.1 * 0.2) - 0.1 * 0.2 * update / squares[index].sqrt()
+            expected[index] = torch.nn.Parameter(moved)
+        optimizer.step(0.1, 0.2, torch.tensor(1.0))
+    for one, other, kept, found in zip(ours, expected, optimizer.squares, squares, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+        assert torch.allclose(kept, found, atol=1e-7)
+    for shape in ((24, 8), (8, 24)):
+        lines = optimizer.squares[SHAPES.index(shape)]
+        assert lines.max() > 1.3 * lines.min(), "of which some are larger"
+
+
+def test_a_row_without_a_gradient_stays_and_one_with_next_to_none_is_not_blown_up() -> None:
+    (matrix,) = ours = [torch.nn.Parameter(torch.zeros(24, 8))]
+    optimizer = muon.Muon(ours, [matrix.shape])
+    factors = torch.ones(24, 1)
+    factors[0], factors[1] = 0, 1e-4
+    for number in range(400):
+        matrix.grad = torch.randn(24, 8, generator=torch.Generator().manual_seed(number)) * factors
+        optimizer.step(1.0, 0.0, torch.tensor(1.0))
+    before = matrix.detach().clone()
+    matrix.grad = torch.randn(24, 8, generator=torch.Generator().manual_seed(400)) * factors
+    optimizer.step(1.0, 0.0, torch.tensor(1.0))
+    moved = (matrix - before).square().mean(1).sqrt()
+    assert moved[0] == 0
+    assert 0 < moved[1] < 0.01
+    assert 0.05 < moved[2:].min() < moved[2:].max() < 0.4
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_singular_values_become_about_one(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muon, "fast_kind", lambda _: kind)
@@ -58,15 +103,16 @@ def test_singular_values_become_about_one(kind: torch.dtype, monkeypatch: pytest
     assert torch.allclose(muon.orthogonal(stack.mT), muon.orthogonal(stack).mT, atol=1e-6)
 
 
-def test_a_step_left_out_changes_no_bit_of_weights_or_momentum() -> None:
+def test_a_step_left_out_changes_no_bit_of_weights_or_state() -> None:
     ours = matrices()
     optimizer = muon.Muon(ours, [one.shape for one in ours])
     for number, factor in enumerate((1.0, math.nan, math.inf)):
         for one, gradient in zip(ours, gradients(number), strict=True):
             one.grad = gradient * factor
-        before = [one.clone() for one in (*ours, *optimizer.momentum)]
+        before = [one.clone() for one in (*ours, *optimizer.momentum, *optimizer.squares)]
         optimizer.step(0.1, 0.2, torch.tensor(float(math.isfinite(factor))))
-        same = [torch.equal(one, other) for one, other in zip(before, (*ours, *optimizer.momentum), strict=True)]
+        now = (*ours, *optimizer.momentum, *optimizer.squares)
+        same = [torch.equal(one, other) for one, other in zip(before, now, strict=True)]
         assert same == [not math.isfinite(factor)] * len(same)
 
 

@@ -189,7 +189,7 @@ def test_rows_of_matrices_have_the_update_that_the_whole_have(monkeypatch: pytes
     devices has no row of some, and of fewer matrices than devices one has none to compute."""
     monkeypatch.setattr(muon, "fast_kind", lambda device: torch.float32)
     generator, store = torch.Generator().manual_seed(0), dist.HashStore()  # type: ignore[attr-defined] # it is public
-    shapes = [torch.Size(shape) for shape in [(5, 4)] * count + [(2, 7)]]
+    shapes = [torch.Size(shape) for shape in [(5, 4)] * count + [(2, 7)]]  # rows are made alike, and columns
     whole = [torch.randn(shape, generator=generator) for shape in shapes]
     gradients = [torch.randn(shape, generator=generator) for shape in shapes]
 
@@ -205,7 +205,7 @@ def test_rows_of_matrices_have_the_update_that_the_whole_have(monkeypatch: pytes
             return (*tensor.chunk(3), tensor[:0])[rank].clone()  # of two rows the third device has none
 
         rows = [own(matrix) for matrix in whole]
-        group: Any = SimpleNamespace(rank=rank, count=3, trade=trade)
+        group: Any = SimpleNamespace(rank=rank, count=3, trade=trade, add=lambda tensor: gloo.allreduce([tensor]).wait())
         optimizer = shards.ShardedMuon(rows, shapes, group)
         for _ in range(2):
             for one, gradient in zip(rows, gradients, strict=True):
