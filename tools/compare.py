@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nolocod.errors import DeviceError
+from nolocod.run.manifest import Inner
 from nolocod.studies.lab.methods import (
     BEFORE,
     BEFORE_BUSY,
@@ -72,7 +73,7 @@ class Size:
     replicas: tuple[int, ...]
     seeds: tuple[int, ...]
     rates: tuple[float, ...]
-    """Learning rates that are tried for each method; a single one is taken."""
+    """Learning rates that are tried for each method; a single one is taken; without any, the inner optimizer's of `_KNOWN`."""
     variants: bool
     """The variants of ours too, at the smallest count of replicas."""
     like: Trial
@@ -82,13 +83,14 @@ class Size:
 
 
 _SEEDS = (1, 2, 3)
+_KNOWN = {"muon": 8e-3, "adamw": 4e-3}
+"""Learning rates that tools.choices found best for 0.12 M parameters."""
 _LIKE = Trial("none", 1, 0, 0.0)
 _MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, FINE.name, FINE_BUSY.name, BEFORE.name, BEFORE_BUSY.name)
 _SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (*_MAIN, NONE))
-_MORE = replace(_SMALLER, replicas=(8,), seeds=(1,), rates=(4e-3,), methods=(OFTEN.name, OURS.name, BUSY.name))
-SMALL = replace(_SMALLER, rates=(4e-3,), methods=_MAIN, beside=_MORE)
-"""Three hours of one core: 0.12 M parameters, at the rate that tools.choices found best for Muon and for AdamW; of eight
-replicas one seed."""
+_MORE = replace(_SMALLER, replicas=(8,), seeds=(1,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name))
+SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_MORE)
+"""80 minutes of one core: 0.12 M parameters, at the inner optimizer's known rate; of eight replicas one seed."""
 FULL = Size((4, 8, 16), _SEEDS, RATES, True, _LIKE, beside=_SMALLER)
 GPU = Size(
     (4,), _SEEDS, (5e-4, 1e-3, 2e-3), False,
@@ -194,7 +196,7 @@ class Comparison:
 def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
     """Do what is not done yet, and compare."""
     methods = list(dict.fromkeys(method for method, _ in _all(size)))
-    rates = dict.fromkeys((method.name for method in methods), size.rates[0])
+    rates = {method.name: size.rates[0] if size.rates else _KNOWN[method.optimizer] for method in methods}
     if len(size.rates) > 1:
         perform_all((trial for method in methods for trial in _tuning(method, size)), book, workers, tell)
         rates = {method.name: _best(method, size, book) for method in methods}
@@ -232,14 +234,15 @@ def _seeds(method: Method, count: int, rates: dict[str, float], size: Size) -> I
 
 
 def _trial(method: Method, like: Trial, **changes: Any) -> Trial:  # noqa: ANN401 - a Trial's
-    return replace(like, method=method.name, optimizer=method.optimizer, schedule=method.schedule, **changes)
+    decay = Inner().decay if method.schedule == "wsd" else like.decay
+    return replace(like, method=method.name, optimizer=method.optimizer, schedule=method.schedule, decay=decay, **changes)
 
 
 def main() -> None:
     parser = parser_of("compare", (__doc__ or "").splitlines()[0])
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--reduced", action="store_true", help="a minute: a smaller model, fewer trials")
-    sizes.add_argument("--small", action="store_true", help="three hours of one core: 0.12 M parameters")
+    sizes.add_argument("--small", action="store_true", help="80 minutes of one core: 0.12 M parameters")
     sizes.add_argument("--gpu", action="store_true", help="10 M parameters on this machine's GPU")
     options = parser.parse_args()
     place = place_of(parser, options, "compare-gpu" if options.gpu else "compare-small" if options.small else "compare")

@@ -69,10 +69,10 @@ class Inner(Section, frozen=True):
     sequence: Annotated[int, Meta(ge=8, lt=1 << 31)] = 128
     """Tokens per sequence."""
     optimizer: Literal["muon", "adamw"] = "muon"
-    """"muon": the layers' matrices by Muon, all else by AdamW, at the same learning rate. "adamw": all by AdamW."""
+    """"muon": the layers' matrices by NorMuon, all else by AdamW, at the same learning rate. "adamw": all by AdamW."""
     schedule: Literal["wsd", "cosine", "constant"] = "wsd"
     """"wsd": constant, then linearly to zero. "cosine": to a tenth. Without a goal each is constant."""
-    decay: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    decay: Annotated[float, Meta(gt=0, le=1)] = 0.8
     """The last part of the rounds, in which "wsd" goes to zero."""
     learning_rate: Rate = 1e-3
     warmup_rounds: Annotated[float, Meta(ge=0)] = 1.0
