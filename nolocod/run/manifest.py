@@ -289,7 +289,10 @@ def _without(unsaid: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
 
 def seal(manifest: Manifest, owner: Identity) -> Sealed:
     """Sign `manifest` as its owner."""
-    owned = msgspec.structs.replace(manifest, owner=str(owner.peer_id))
+    inner, replace = manifest.inner, msgspec.structs.replace
+    if inner.schedule != "wsd":  # it has no last part: that is not said to releases that do not know the key
+        inner = replace(inner, decay=_UNSAID["inner"]["decay"])
+    owned = replace(manifest, owner=str(owner.peer_id), inner=inner)
     said = msgspec.to_builtins(owned, order="deterministic")
     said = _without(_KEYS_UNSAID, said)
     for section, unsaid in _UNSAID.items():
