@@ -4,8 +4,8 @@
 
 The rule: every trial is release 0.1's method but for the settings that its row and column name, on seeds that `python -m
 tools.compare` does not tell. The outer step's settings were tried in runs twice as long, and lateness with the settings that
-they chose; the other tables have those of `_LIKE`. All but the first, that of lateness, `_TODAY` and `_NOW` train with AdamW
-and a cosine, as runs of release 0.1 did.
+they chose; the other tables have those of `_LIKE`. All but the first, that of lateness and `_TODAY` train with AdamW and a
+cosine, as runs of release 0.1 did.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nolocod.run.manifest import Inner
-from nolocod.studies.lab.methods import BEFORE, OFTEN, OURS
+from nolocod.studies.lab.methods import BEFORE, OURS
 from nolocod.studies.lab.trials import Trial
 from tools.study import carry_out, parser_of, place_of
 from tools.trials import RATES, TUNING_SEED, perform_all
@@ -49,8 +48,6 @@ _LIKELY = ((0.2, 1.0, 1.0), (0.4, 1.0, 0.84), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), 
 _LESS_LIKELY = ((0.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.5, 1.0, 1.0), (0.6, 1.0, 0.64), (0.7, 1.0, 0.5))
 _TODAY = replace(_TINY, method=OURS.name, steps=3000, points=Trial.points, optimizer="muon", schedule="wsd")
 """A run file's defaults before NorMuon, when "wsd" fell in the last half."""
-_NOW = replace(_TODAY, seed=101, decay=Inner().decay)
-_NOW_METHODS = (OURS.name, OFTEN.name, "data parallel")
 _AGAIN = {
     101: ((0.3, 0.7, 0.91), (0.4, 0.7, 0.84), (0.5, 0.5, 0.75), (0.5, 0.7, 0.75), *_LIKELY[2:]),
     102: _LIKELY[2:],
@@ -139,16 +136,6 @@ def full() -> tuple[Table, ...]:
                 (f"{seed}", f"{alpha:g}, {beta:g}, {gamma:g}"): replace(_TODAY, seed=seed, alpha=alpha, beta=beta, gamma=gamma)
                 for seed, settings in _AGAIN.items()
                 for alpha, beta, gamma in settings
-            },
-            by_row=True,
-        ),
-        Table(
-            "By learning rate with today's defaults (NorMuon, wsd to zero in the last 80%), 0.12 M parameters, seed 101",
-            "method",
-            {
-                (name, f"{rate:g}"): replace(_NOW, method=name, learning_rate=rate)
-                for name in _NOW_METHODS
-                for rate in (4e-3, 8e-3)
             },
             by_row=True,
         ),

@@ -189,7 +189,8 @@ def test_a_checkpoint_opens_with_any_number_of_devices(tmp_path: Path, devices: 
 
 @pytest.mark.parametrize("devices", ["cpu:2", "shard:cpu:2"])
 def test_weights_that_are_adopted_reach_all_devices(tmp_path: Path, devices: str) -> None:
-    sealed = sealed_run(inner=INNER)
+    """By AdamW: where a CPU multiplies in bfloat16, NorMuon makes much of the last bits of a matrix's small singular values."""
+    sealed = sealed_run(inner=replace(INNER, optimizer="adamw"))
     donor = make_replica(sealed, tmp_path, "donor")
     for _ in range(3):
         donor.step()
