@@ -234,7 +234,7 @@ def _seeds(method: Method, count: int, rates: dict[str, float], size: Size) -> I
 
 
 def _trial(method: Method, like: Trial, **changes: Any) -> Trial:  # noqa: ANN401 - a Trial's
-    decay = Inner().decay if method.schedule == "wsd" else like.decay
+    decay = Inner().decay if method.schedule == "wsd" else like.decay  # which means nothing there, and names a kept trial
     return replace(like, method=method.name, optimizer=method.optimizer, schedule=method.schedule, decay=decay, **changes)
 
 

@@ -41,7 +41,7 @@ class Muon:
         """Of matrices of these `shapes`, whole as they are here, or some rows of each (shards.py)."""
         self.momentum = [torch.zeros_like(matrix, requires_grad=False) for matrix in matrices]
         self.squares = [
-            matrix.new_full((len(matrix), 1) if by_rows(shape) else (1, shape[1]), _mean_square(shape), requires_grad=False)
+            matrix.new_full(lines(shape, len(matrix)), _mean_square(shape), requires_grad=False)
             for matrix, shape in zip(matrices, shapes, strict=True)
         ]
         self._stacks: list[tuple[torch.Size, list[tuple[Tensor, Tensor, Tensor]]]] = []
@@ -71,16 +71,21 @@ class Muon:
                 momentum.lerp_(gradient, 1 - MOMENTUM)
                 directions.append(gradient.lerp_(momentum, MOMENTUM))
             updates = self._orthogonal(torch.stack(directions), shape[0]).float()
-            lines = updates.square().mean(2, keepdim=True) if by_rows(shape) else self._columns(updates, shape[0])
+            found = updates.square().mean(2, keepdim=True) if _by_rows(shape) else self._columns(updates, shape[0])
             sizes = finite * (-rate * _UPDATE)
-            for (matrix, _, squares), update, found in zip(stack, updates, lines, strict=True):
-                squares.lerp_(torch.where(takes, found, squares), 1 - _MEMORY)
+            for (matrix, _, squares), update, new in zip(stack, updates, found, strict=True):
+                squares.lerp_(torch.where(takes, new, squares), 1 - _MEMORY)
                 matrix.mul_(kept).addcmul_(update, squares.clamp(min=_LEAST * _mean_square(shape)).rsqrt() * sizes)
 
 
-def by_rows(shape: Sequence[int]) -> bool:
+def _by_rows(shape: Sequence[int]) -> bool:
     """Whether it is rows that are made alike of a matrix of `shape`, or columns."""
     return shape[0] >= shape[1]
+
+
+def lines(shape: Sequence[int], rows: int) -> tuple[int, int]:
+    """The shape of `squares` where so many `rows` are here of a matrix of `shape`."""
+    return (rows, 1) if _by_rows(shape) else (1, shape[1])
 
 
 def _mean_square(shape: Sequence[int]) -> float:

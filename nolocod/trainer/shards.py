@@ -21,7 +21,7 @@ from nolocod.trainer.devices import is_sharded
 from nolocod.trainer.group import Give, lost
 from nolocod.trainer.inner import KINDS, LOSS_SCALE, OF_MATRICES, SQUARES, Inner
 from nolocod.trainer.model import Place, bare, check_memory, fast_kind, flatten
-from nolocod.trainer.muon import Muon, by_rows, orthogonal
+from nolocod.trainer.muon import Muon, lines, orthogonal
 from nolocod.trainer.objective import objective_of
 from nolocod.trainer.on_device import DevicePart
 
@@ -281,10 +281,11 @@ class ShardedInner(Inner):
     def rows(self, kind: str) -> list[tuple[torch.Size, Tensor]]:
         """Those of one of the optimizer's KINDS of state."""
         of = self._all[len(self._parameters) :] if kind in OF_MATRICES else self._parameters
-        whole = {index: self._whole[id(of[index])].shape for index in self.state(kind)}
+        states = self.state(kind)
+        shapes = [self._whole[id(of[index])].shape for index in states]
         if kind == SQUARES:
-            whole = {index: torch.Size((one[0], 1) if by_rows(one) else (1, one[1])) for index, one in whole.items()}
-        return [(whole[index], state) for index, state in self.state(kind).items()]
+            shapes = [torch.Size(lines(shape, shape[0])) for shape in shapes]
+        return list(zip(shapes, states.values(), strict=True))
 
     def moments(self) -> dict[str, Tensor]:
         """As one device has them; the leader's alone."""
