@@ -93,7 +93,7 @@ class OuterLoop:
         self._busy: dict[PeerId, float] = {}  # until when; worth waiting for
         self._shunned: dict[PeerId, float] = {}  # refused or failed: not worth it
         self._wasted = WastedTime()
-        self._phase = Phase(settings.inner_steps, enlarges=trainer.can_enlarge)
+        self._phase = Phase(settings.inner_steps, settings.parts, enlarges=trainer.can_enlarge)
         self._pause = 0.0  # after a partner that is busy
         self._part_seconds: dict[PeerId, float] = {}  # of the last exchange with each, for each part that it was about
         self._tries = 0  # our own draws in this step
@@ -174,7 +174,11 @@ class OuterLoop:
         known, parts = self._part_seconds, self._settings.parts
         usual = statistics.median_low(known.values()) if known else 0.0  # by most, not by who may be slow on purpose
         seconds = usual if partner is None else known.get(partner, usual)
-        return self._trainer.subject(self._phase.turn, at_once(parts, seconds, parts * self._phase.seconds))
+        most = at_once(parts, seconds, parts * self._phase.seconds)
+        return self._trainer.subject(min(self._phase.due(self._trainer.steps_since_outer), most))
+
+    def _count(self, subject: int) -> int:
+        return len(parts_in(subject, self._settings.parts))
 
     def _draw(self, own: Standing) -> PeerId | None:
         now = trio.current_time()
@@ -248,7 +252,7 @@ class OuterLoop:
         if alone.cancelled_caught:
             return
         self._tries, self._failed, self._let_down = 0, False, False
-        self._tell("solo", None, applied)
+        self._tell("solo", None, self._count(subject), applied)
 
     # --- the answering side (proto.types.Answerer) -----------------------------------------------------
 
@@ -349,7 +353,8 @@ class OuterLoop:
         if ended.partner_standing is None:
             raise AssertionError("a committed exchange without the partner's standing")
         self._mesh.met(ended.partner, offered=not initiator)
-        self._learn(ended.partner, len(parts_in(local_side.subject, self._settings.parts)))
+        parts = self._count(local_side.subject)
+        self._learn(ended.partner, parts)
         self._tries, self._failed, self._let_down = 0, False, False
         number = self._run_round(ended.partner, ended.partner_standing.round)
         try:
@@ -358,7 +363,7 @@ class OuterLoop:
         finally:
             self._release(local_side)
             self._report(ended, initiator=initiator)
-        self._tell("paired", ended.partner, applied)
+        self._tell("paired", ended.partner, parts, applied)
 
     def _learn(self, partner: PeerId, parts: int) -> None:
         """How long the exchange that ends took, for each of its parts."""
@@ -371,7 +376,8 @@ class OuterLoop:
         believed = self._mesh.believed(peer, told, self._phase.seconds)
         return min(believed, self._trainer.standing.round + self._settings.staleness)
 
-    def _tell(self, kind: Literal["paired", "solo"], partner: PeerId | None, done: Applied) -> None:
+    def _tell(self, kind: Literal["paired", "solo"], partner: PeerId | None, parts: int, done: Applied) -> None:
+        self._phase.took(done.inner_steps, parts)
         self._fit_phase()
         self._emit(StateChanged("training"))
         self._emit(OuterStep(done.round, kind, partner, done.inner_steps, done.spread, done.seconds, done.weight))

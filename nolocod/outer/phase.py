@@ -22,22 +22,25 @@ _WAITS = 8
 """Phases of the run."""
 _QUARTER, _SHORT = 4, 2.0
 """What an exchange may be of the model, and of its phase; and seconds that are short whatever a phase is."""
+_ROUNDING = 1e-9
 _ALIKE = 4 / 3
 """A machine that is faster by less than that takes the run's `inner.steps`: members who tell endless phases move the median by
 a few hundredths, and would have everybody's last longer."""
 
 
 class Phase:
-    """The phases of one node in a run of `inner_steps`; the one under way has `steps`, each of `times` as many tokens as the
-    run's. `enlarges`: whether they may have more."""
+    """The phases of one node in a run of `parts` that have turns of `inner_steps`; the one under way has `steps`, each of
+    `times` as many tokens as the run's. `enlarges`: whether they may have more."""
 
-    def __init__(self, inner_steps: int, *, enlarges: bool = True) -> None:
+    def __init__(self, inner_steps: int, parts: int = 1, *, enlarges: bool = True) -> None:
         self._inner_steps = inner_steps
+        self._parts = parts
         self._most_parts = PARTS * (_IN_A_ROW if enlarges else _MOST_OWN)
         self._most_work = PARTS * (_MOST if enlarges else _MOST_OWN)
         self._runs = 0.0
         self._step_seconds = 0.0  # of a step with the run's tokens; not known yet
         self._work = PARTS  # in parts, as if no step were larger
+        self._owed = 0.0  # turns that had gone by at the last outer step, less the parts of all of them
 
     @property
     def times(self) -> int:
@@ -46,16 +49,27 @@ class Phase:
     @property
     def turn(self) -> float:
         """As `steps`, but not of whole steps: of a slow node several of the run's turns go by in one."""
-        return round(self._work / self.times) * self._inner_steps / PARTS
+        return self._turn_parts * self._inner_steps / PARTS
 
     @property
     def steps(self) -> int:
-        return math.ceil(self.turn)
+        """After which the next outer step is due: later where an offer brought the last one early, or all rounds would be
+        shorter than the run says."""
+        return self._of(1)
 
     @property
     def half(self) -> int:
         """The fewest steps after which another's offer is taken."""
-        return math.ceil(self.steps / 2)
+        return self._of(0.5)
+
+    @property
+    def _turn_parts(self) -> int:
+        return round(self._work / self.times)
+
+    def _of(self, turns: float) -> int:
+        """Inner steps of so many turns, and of what came early; whole parts, as `is_part` knows them."""
+        parts = math.ceil(turns * self._turn_parts) + round(max(0.0, -self._owed) * self._turn_parts)
+        return math.ceil(parts * self._inner_steps / PARTS)
 
     @property
     def own(self) -> float:
@@ -64,7 +78,7 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        return self.after(self.steps)
+        return self.after(math.ceil(self.turn))
 
     @property
     def wait_ahead(self) -> float:
@@ -79,6 +93,15 @@ class Phase:
         """Learn from so many steps' tokens that took `seconds` how long one takes, over the last phase or so."""
         new = min(1.0, steps / self._inner_steps) if self._step_seconds else 1.0
         self._step_seconds += new * (seconds / steps - self._step_seconds)
+
+    def due(self, steps: int) -> int:
+        """Of how many parts the turn has come, if `steps` are done and the next outer step is taken when it is due, or after
+        the step under way."""
+        return max(1, int(self._owed + max(steps + 1, self.steps) / self.turn + _ROUNDING))
+
+    def took(self, steps: int, parts: int) -> None:
+        """An outer step about so many parts came after so many inner steps."""
+        self._owed = min(max(self._owed + steps / self.turn - parts, -0.5), self._parts)
 
     def fit(self, runs: float, lead: int) -> None:
         """Begin one that lasts `runs` seconds, and longer by an eighth for each round but one that we are before the others, by

@@ -31,8 +31,8 @@ class Trainer(Protocol):
         """Whether `enlarge` may be asked for."""
         ...
 
-    def subject(self, turn: float, most: int) -> int:
-        """What our next outer step should be about, where a turn has `turn` inner steps: `most` parts at most."""
+    def subject(self, count: int) -> int:
+        """What our next outer step should be about, if it is about `count` parts."""
         ...
 
     async def enlarge(self, times: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path  # noqa: TC003 - msgspec reads the annotation at run time
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -179,15 +180,15 @@ def parts_in(subject: int, parts: int) -> range:
     return range(subject % parts, subject % parts + subject // parts + 1)
 
 
-def whose_turn(ages: Sequence[int], turn: float, most: int) -> int:
-    """The subject of the next outer step: the part that has waited longest, and with it those after it, as many as turns of
-    `turn` inner steps went by since the last one, or are behind; `most` in all, and none that waited less than half as long.
+def whose_turn(ages: Sequence[int], count: int) -> int:
+    """The subject of an outer step about `count` parts: of those that follow each other the ones that have waited longest, all
+    together.
 
     `ages`: of each part, the inner steps since its last outer step.
     """
-    first, longest, parts = ages.index(max(ages)), max(ages), len(ages)
-    due = min(max(1, int((min(ages) + max(0.0, longest - parts * turn)) / turn)), parts - first, most)
-    return first + parts * (next((n for n in range(1, due) if 2 * ages[first + n] < longest), due) - 1)
+    parts, before = len(ages), [0, *accumulate(ages)]
+    first = max(range(parts - count + 1), key=lambda one: before[one + count] - before[one])
+    return first + parts * (count - 1)
 
 
 @dataclass(frozen=True)

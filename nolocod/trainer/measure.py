@@ -6,7 +6,6 @@ partner, and writes a checkpoint, in a folder that goes. Raises what the trainer
 
 from __future__ import annotations
 
-import math
 import statistics
 import tempfile
 from dataclasses import dataclass
@@ -126,7 +125,7 @@ def _folder(disk: Path) -> tempfile.TemporaryDirectory[str]:
 
 async def _outer_step(trainer: TrainerProcess) -> None:
     """One with itself: the message that it wrote is what comes from the partner."""
-    size = (await trainer.capture(trainer.subject(math.inf, 1))).size
+    size = (await trainer.capture(trainer.subject(1))).size
     for start in range(0, size, CHUNK_SIZE):
         length = min(CHUNK_SIZE, size - start)
         trainer.inbox.place(start, length)[:] = trainer.outbox.view(start, length)

@@ -105,9 +105,9 @@ class TrainerProcess:
         first = self._training and self.inner_steps == self._trained_before
         return -1 if first else min(self._progress.ages)
 
-    def subject(self, turn: float, most: int) -> int:
-        """What our next outer step is about, where a turn has `turn` inner steps: `most` parts at most."""
-        return whose_turn(self._progress.ages, turn, most)
+    def subject(self, count: int) -> int:
+        """What our next outer step is about, if it is about `count` parts."""
+        return whose_turn(self._progress.ages, count)
 
     async def load(self, setup: Setup) -> Loaded:
         """Build model and data, and load the last checkpoint, or else the seed's weights.

@@ -255,8 +255,8 @@ class Replica:
 
     @property
     def subject(self) -> int:
-        """What the next outer step is about."""
-        return whose_turn(self.ages, self.manifest.inner.steps, len(self.ages))
+        """What the next outer step is about, which nobody chooses: one part."""
+        return whose_turn(self.ages, 1)
 
     def pass_boundary(self) -> None:
         """Count a round without an outer step: only the schedule moves on (the baseline without peers)."""

@@ -141,7 +141,7 @@ async def measure(manifest: Manifest, options: argparse.Namespace, bare: float, 
 async def take_outer_step(ours: TrainerProcess, partner: TrainerProcess, manifest: Manifest) -> None:
     """A paired one, when its turn has come; nothing is between the two but memory."""
     turn = manifest.inner.steps / manifest.outer.turns
-    seen, partners = await trade(ours, partner, ours.subject(turn, manifest.outer.turns), round(turn))
+    seen, partners = await trade(ours, partner, ours.subject(1), round(turn))
     for trainer, other in ((ours, partners), (partner, seen)):
         await trainer.apply(ours.standing.round + 1, other.skipped)
 

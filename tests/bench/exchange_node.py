@@ -141,7 +141,7 @@ class Node:
         local_side, began = reception.local_side, time.monotonic()
         with trio.move_on_after(_OFFER_SECONDS):
             if self._rank == 0:
-                subject = trainer.subject(self._sealed.manifest.inner.steps, 1)
+                subject = trainer.subject(1)
                 reception.how = await self._exchange_service.offer(self._partner, trainer.standing, subject, local_side)
             else:
                 await reception.over.wait()

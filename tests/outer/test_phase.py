@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from nolocod.outer.phase import Phase, at_once, is_part
@@ -76,6 +78,49 @@ def test_of_a_slow_node_several_turns_go_by_in_one_inner_step() -> None:
     assert (phase.steps, phase.turn) == (1, 0.25)
 
 
+def taken(phase: Phase, steps: int, parts: int) -> Phase:
+    phase.took(steps, parts)
+    return phase
+
+
+def test_after_an_outer_step_that_an_offer_brought_early_the_next_is_as_much_later() -> None:
+    """Or there are more rounds, of all nodes, than the run says."""
+    phase = measured(1.0)
+    assert (phase.steps, phase.half) == (25, 13)
+    taken(phase, 15, 1)
+    assert (phase.steps, phase.half) == (35, 22)
+    taken(phase, 35, 1)
+    assert (phase.steps, phase.half) == (25, 13)
+    taken(phase, 1, 1)
+    assert (phase.steps, phase.half) == (38, 25), "by half a phase at most"
+    assert phase.seconds == 25.0
+
+
+def test_what_is_late_goes_together() -> None:
+    phase = Phase(5, 5)
+    phase.follow(5, 5.0)
+    assert phase.due(4) == phase.due(0) == 1
+    assert phase.due(9) == 2, "two turns have gone by, after the step under way"
+    taken(phase, 9, 1)
+    assert (phase.steps, phase.due(0), phase.due(5)) == (5, 1, 2), "four steps are left over"
+    taken(phase, 6, 2)
+    assert phase.due(4) == 1
+    taken(phase, 1000, 1)
+    assert phase.due(0) == 6, "all of the model is as much as there is, beside the turn under way"
+
+
+def test_rounds_go_by_as_turns_do() -> None:
+    """Of whoever is taken early by others, and late where all are busy."""
+    phase, rng, steps, parts = Phase(3, 8), random.Random(1), 0, 0
+    phase.follow(3, 0.6)
+    for _ in range(200):
+        done = rng.randint(phase.half, phase.steps + 4)
+        count = min(phase.due(done - 1), 2)
+        phase.took(done, count)
+        steps, parts = steps + done, parts + count
+    assert steps / 3 == pytest.approx(parts, rel=0.01)
+
+
 def test_who_is_two_rounds_before_the_others_trains_longer() -> None:
     phase = measured(1.0)
     assert [phase.fit(25.0, lead) or phase.steps for lead in (-5, 0, 1, 2, 3)] == [25, 25, 25, 29, 32]
@@ -118,6 +163,9 @@ def test_a_trainer_tells_of_each_step_that_a_phase_may_end_after(inner: int) -> 
     for parts in range(1, 65):
         phase.fit(parts * inner / 8, 0)
         ends.append(phase.steps)
+        early = Phase(inner, enlarges=False)
+        early.took(parts % inner, 1)
+        assert {early.steps, early.half} <= set(told)
     assert set(ends) <= set(told)
     assert len(set(ends)) >= 0.8 * len(told), "but those near the run's `inner.steps`"
 

@@ -137,7 +137,7 @@ class StandInTrainer:
     async def wait_steps(self, count: int) -> None:
         await trio.sleep_until(self.began + count)
 
-    def subject(self, turn: float, most: int) -> int:
+    def subject(self, count: int) -> int:
         return 0
 
     async def capture(self, subject: int, after: int) -> Description:

@@ -98,7 +98,7 @@ async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
     sealed = sealed_run(codec="modulo8", outer=Outer(rounds=100, turns=2))
     phase = sealed.manifest.inner.steps
     async with loaded(sealed, tmp_path, "alice") as alice:
-        assert alice.subject(phase, 1) == 0
+        assert alice.subject(1) == 0
         await alice.train()
         await alice.wait_steps(phase)
         await alice.pause()
@@ -107,9 +107,9 @@ async def test_what_the_next_outer_step_is_about(tmp_path: Path) -> None:
         copy_box(alice)
         await alice.inspect(probation=False)
         assert (await alice.apply(0, b"")).inner_steps == taken
-        assert (alice.steps_since_outer, alice.subject(phase, 1)) == (0, 1)
+        assert (alice.steps_since_outer, alice.subject(1)) == (0, 1)
         await alice.solo(0, 1)
-        assert alice.subject(phase, 1) == 0
+        assert alice.subject(1) == 0
 
 
 def copy_box(trainer: TrainerProcess) -> None:

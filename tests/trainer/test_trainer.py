@@ -149,18 +149,16 @@ def test_fragments_are_merged_in_turn_the_one_that_waited_longest_first(tmp_path
 
 
 def test_whose_turn_it_is() -> None:
-    def told(*ages: int, turn: float = 5, most: int = 9) -> range:
-        return parts_in(whose_turn(ages, turn, most), len(ages))
+    def told(*ages: int, count: int = 1) -> range:
+        return parts_in(whose_turn(ages, count), len(ages))
 
     assert told(20, 15, 10, 5) == range(1)
     assert told(10, 5, 20, 15) == range(2, 3), "the one that has waited longest"
-    assert told(20, 18, 16, 14) == range(2), "fourteen inner steps are two turns"
-    assert told(26, 21, 16, 11) == range(3), "two turns, and one that is behind: twenty steps would be all"
-    assert told(26, 21, 16, 11, most=2) == range(2), "no more than are asked for"
-    assert told(26, 12, 16, 11) == range(1), "one that was merged by a partner's turn is left out"
     assert told(14, 16, 18, 20) == range(3, 4), "the end of the model"
-    assert told(80, 60, 40, 20, turn=20) == range(1), "a fast node takes more inner steps in a turn"
-    assert told(2, 2, 1, 1, turn=0.5) == range(2), "and of a slow one two turns go by in a step"
+    assert told(25, 25, 25, 25, count=2) == range(2), "the first, where all have waited as long"
+    assert told(26, 21, 16, 11, count=3) == range(3)
+    assert told(12, 3, 9, 11, count=2) == range(2, 4), "which a partner's turn parted from the one that has waited longest"
+    assert told(26, 12, 16, 11, count=4) == range(4)
 
 
 def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:
@@ -172,7 +170,6 @@ def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:
 def test_turns_that_are_due_at_once_are_one_outer_step(tmp_path: Path) -> None:
     alice, bob = pair(tmp_path, codec="float32", outer=Outer(rounds=100, turns=4))
     assert alice.manifest.inner.steps == 1
-    assert parts_in(alice.subject, 4) == range(4), "four turns went by"
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
     subject = 1 + 4  # two parts from the second on
     start, stop = alice.plan.fragments[1].start, alice.plan.fragments[2].stop

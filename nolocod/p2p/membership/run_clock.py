@@ -56,9 +56,12 @@ def pace(members: Iterable[Member], number: int, phase: float) -> tuple[float, i
     """Seconds that a phase takes the median machine, and by how many rounds one at round `number` is before the others.
 
     `phase`: what ours takes; 0 where nobody knows. Of an even number the mean of the middle two: two unlike
-    machines meet halfway. Who has finished counts as well, or the last ones would follow whoever stays on to lie.
+    machines meet halfway. Who has finished counts as well, or the last ones would follow whoever stays on to lie. The
+    others have gone on since their heartbeats, or of short rounds everybody would be before everybody else.
     """
     counted = [*_counted(members, ("training", "finished"))]
     phases = [told for told in (phase, *(member.phase for member in counted)) if told] or [0.0]
-    rounds = [member.standing.round for member in counted] or [number]
-    return statistics.median(phases), number - statistics.median_low(rounds)
+    runs = statistics.median(phases)
+    since = [int(one.age / runs) if runs and one.state == "training" else 0 for one in counted]
+    rounds = [one.standing.round + more for one, more in zip(counted, since, strict=True)] or [number]
+    return runs, number - statistics.median_low(rounds)

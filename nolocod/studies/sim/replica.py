@@ -159,8 +159,8 @@ class SimReplica:
 
     # --- outer steps ------------------------------------------------------------------------------------
 
-    def subject(self, turn: float, most: int) -> int:
-        return whose_turn([self._steps - last for last in self._last], turn, most)
+    def subject(self, count: int) -> int:
+        return whose_turn([self._steps - last for last in self._last], count)
 
     @property
     def among(self) -> range:

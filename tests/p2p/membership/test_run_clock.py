@@ -16,9 +16,11 @@ from nolocod.proto.types import Member, Standing
 RUN = "run"
 
 
-def member(name: str, *, round: int = 10, phase: float = 0.0, verified: bool = False, state: str = "training") -> Member:
+def member(
+    name: str, *, round: int = 10, phase: float = 0.0, verified: bool = False, state: str = "training", age: float = 0.0
+) -> Member:
     standing = Standing(round, 0, 1.0)
-    return Member(PeerId(name), standing, state, (), "1", 0.0, None, verified=verified, phase=phase)
+    return Member(PeerId(name), standing, state, (), "1", age, None, verified=verified, phase=phase)
 
 
 def test_a_liar_takes_nobody_further_than_the_verified_are() -> None:
@@ -79,6 +81,14 @@ def test_no_minority_of_the_verified_moves_the_phase_beyond_the_honest_ones() ->
 def test_how_far_one_is_before_the_others() -> None:
     others = [verified(str(number), round=number, phase=1.0) for number in (7, 8, 10, 12)]
     assert [pace(others, number, 1.0)[1] for number in (5, 8, 20)] == [-3, 0, 12]
+
+
+def test_the_others_went_on_since_their_heartbeats() -> None:
+    """Or of short rounds everybody is before everybody else, and takes twice as long for each."""
+    others = [verified(str(number), round=100, phase=0.5, age=5.0) for number in range(3)]
+    assert pace(others, 112, 0.5) == (0.5, 2)
+    assert pace([replace(one, state="finished") for one in others], 112, 0.5) == (0.5, 12), "but who has finished"
+    assert pace([replace(one, phase=0.0) for one in others], 112, 0.0) == (0.0, 12), "nobody knows how long a round is"
 
 
 @pytest.mark.parametrize(("told", "heard"), [(0.0, 0.0), (1e-9, 0.001), (61.2504, 61.251), (1e12, heartbeat.MOST_PHASE / 1000)])
