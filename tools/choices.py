@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nolocod.studies.lab.methods import BEFORE, OURS
+from nolocod.studies.lab.methods import BEFORE, FIVE
 from nolocod.studies.lab.trials import Trial
 from tools.study import carry_out, parser_of, place_of
 from tools.trials import RATES, TUNING_SEED, perform_all
@@ -46,7 +46,7 @@ _LATE = ((0, 1), (24, 1), (6, 4), (3, 8), (2, 12), (1, 24))
 _OUTER = ((0.0, 1.0, 1.0), (0.2, 1.0, 1.0), (0.5, 0.7, 0.7), (0.4, 1.0, 1.0), (0.5, 0.7, 0.75))
 _LIKELY = ((0.2, 1.0, 1.0), (0.4, 1.0, 0.84), (0.4, 1.0, 1.0), (0.5, 0.7, 0.7), (0.5, 1.0, 0.75))
 _LESS_LIKELY = ((0.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.5, 1.0, 1.0), (0.6, 1.0, 0.64), (0.7, 1.0, 0.5))
-_TODAY = replace(_TINY, method=OURS.name, steps=3000, points=Trial.points, optimizer="muon", schedule="wsd")
+_TODAY = replace(_TINY, method=FIVE.name, steps=3000, points=Trial.points, optimizer="muon", schedule="wsd")
 """A run file's defaults before NorMuon, when "wsd" fell in the last half."""
 _AGAIN = {
     101: ((0.3, 0.7, 0.91), (0.4, 0.7, 0.84), (0.5, 0.5, 0.75), (0.5, 0.7, 0.75), *_LIKELY[2:]),

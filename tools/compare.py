@@ -20,8 +20,8 @@ from nolocod.studies.lab.methods import (
     BEFORE_BUSY,
     BUSY,
     BY_NAME,
-    FINE,
-    FINE_BUSY,
+    FIVE,
+    FIVE_BUSY,
     METHODS,
     OFTEN,
     OURS,
@@ -44,8 +44,8 @@ DILOCO, PAPER, NONE, PARALLEL = "DiLoCo", "NoLoCo, the paper's", "none", "data p
 PAIRS = (
     (BUSY.name, OURS.name, 0.003),
     (BUSY.name, BEFORE_BUSY.name, -0.12),
-    (FINE_BUSY.name, FINE.name, 0.003),
-    (FINE_BUSY.name, BEFORE_BUSY.name, -0.12),
+    (FIVE_BUSY.name, FIVE.name, 0.003),
+    (FIVE_BUSY.name, BEFORE_BUSY.name, -0.12),
     (OURS.name, BEFORE.name, -0.08),
     (OURS.name, OFTEN.name, 0.01),
     (OURS.name, DILOCO, 0.0),
@@ -86,7 +86,7 @@ _SEEDS = (1, 2, 3)
 _KNOWN = {"muon": 8e-3, "adamw": 4e-3}
 """The best learning rates of ours for 0.12 M parameters; NorMuon's by trials on seeds 101 to 104 that are not kept."""
 _LIKE = Trial("none", 1, 0, 0.0)
-_MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, FINE.name, FINE_BUSY.name, BEFORE.name, BEFORE_BUSY.name)
+_MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, FIVE.name, FIVE_BUSY.name, BEFORE.name, BEFORE_BUSY.name)
 _SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (*_MAIN, NONE))
 _MORE = replace(_SMALLER, replicas=(8,), seeds=(1,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name))
 SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_MORE)

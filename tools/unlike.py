@@ -120,8 +120,8 @@ def learn(seed: int, phase: int, scenario: dict[str, Any]) -> Learnt:
 
 def compare(kind: str, seed: int) -> tuple[Learnt, Learnt]:
     """Unlike machines, and machines that are alike with as many tokens."""
-    unlike = learn(seed, 20, KINDS[kind])
-    return unlike, learn(seed, 4 * round(unlike.inner_steps / 4), {})
+    unlike = learn(seed, 24, KINDS[kind])
+    return unlike, learn(seed, 3 * round(unlike.inner_steps / 3), {})
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ def wire_name(codec: Codec) -> str:
 class Inner(Section, frozen=True):
     """The inner optimizer, and its learning rate: a linear warm-up, then the schedule."""
 
-    steps: Positive = 25
+    steps: Positive = 24
     """Inner steps between outer steps. The fewer, the better the run learns, as long as the slowest line can hide an exchange
     behind them (`nolocod create --plan`; docs/evidence.md)."""
     batch: Positive = 8
@@ -116,9 +116,9 @@ class Outer(Section, frozen=True):
     fragments: Annotated[int, Meta(ge=1, le=64)] = 1  # retired, see RETIRED
     turns: Annotated[int, Meta(ge=1, le=64)] = 1
     """Parts of the model, all of one size, that are exchanged one after another within `inner.steps` inner steps, of which this
-    must be a divisor; as many at once as are due. A run file that does not say has turns of five inner steps. Every turn is a
-    round in what nodes tell, but `rounds`, `staleness`, `inner.warmup_rounds` and `evaluation.every` count those of the whole
-    model."""
+    must be a divisor; as many at once as are due. A run file that does not say has turns of at least three inner steps.
+    Every turn is a round in what nodes tell, but `rounds`, `staleness`, `inner.warmup_rounds` and `evaluation.every` count
+    those of the whole model."""
     refresh: Positive = 8  # retired, see RETIRED
 
     def __post_init__(self) -> None:

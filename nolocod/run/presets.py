@@ -56,12 +56,12 @@ def model(name_or_file: str, base: Path) -> dict[str, Any]:
     return without_inert(config, lambda _: None)
 
 
-_STEPS_OF_A_TURN, _MOST_TURNS = 5, 64
+_STEPS_OF_A_TURN, _MOST_TURNS = 3, 64
 
 
 def usual_turns(inner_steps: int) -> int:
-    """Into how many turns a run file's `inner.steps` fall where it does not say: as many as leave each at least five steps, for
-    an exchange takes some round trips and the end of a step, however few bytes there are."""
+    """Into how many turns a run file's `inner.steps` fall where it does not say: as many as leave each at least three steps,
+    for an exchange takes some round trips and the ends of two steps, however few bytes there are."""
     most = min(_MOST_TURNS, inner_steps // _STEPS_OF_A_TURN)
     return next((turns for turns in range(most, 1, -1) if inner_steps % turns == 0), 1)
 

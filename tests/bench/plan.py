@@ -110,7 +110,7 @@ def measure(say: Callable[[str], None], sizes: tuple[Size, ...] = SIZES) -> dict
 
 
 def run_of(size: Size) -> Manifest:
-    run = presets.local_run(size.model, rounds=0, inner_steps=25, seed=0, own_text=False)
+    run = presets.local_run(size.model, rounds=0, inner_steps=24, seed=0, own_text=False)
     return msgspec.structs.replace(
         run,
         # as small as late in a run, when messages have a byte for each parameter

@@ -71,7 +71,7 @@ def main() -> None:
     with ExitStack() as stack:
         root = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nolocod-slow-home-")))
         net = stack.enter_context(internet())
-        load = Large(steps=25, rounds=options.rounds, model="10m", evaluation=Evaluation(every=5, batches=32))
+        load = Large(steps=24, rounds=options.rounds, model="10m", evaluation=Evaluation(every=5, batches=32))
         nodes = stack.enter_context(swarm(root, load, *flags))
         home, place = net.home("cone"), net.public()
         net.lay(home.router, Line(options.rtt / 2, options.rate, options.rate))

@@ -16,7 +16,7 @@ from nolocod.identity import Identity
 from nolocod.run import amendments
 from nolocod.run.amendments import MAX_DOCUMENT, MOST, Amendments, amended, at, goal, obstacle, propose, read
 from nolocod.run.data import Data
-from nolocod.run.manifest import Manifest, Outer, Sealed, seal, unseal
+from nolocod.run.manifest import Inner, Manifest, Outer, Sealed, seal, unseal
 from nolocod.run.owners import Change, Owners
 from nolocod.trainer.inner import learning_rate
 
@@ -83,7 +83,7 @@ def test_the_run_ends_where_its_goal_of_that_time_is_reached(changes: list[Chang
 
 
 def test_rounds_are_those_of_the_whole_model_where_parts_take_turns() -> None:
-    run = changed(a_run(outer=Outer(rounds=100, turns=5)), Change(at=40, rounds=60))
+    run = changed(a_run(inner=Inner(steps=25), outer=Outer(rounds=100, turns=5)), Change(at=40, rounds=60))
     assert goal(run) == 300
     assert (at(run, 199).outer.rounds, at(run, 200).outer.rounds) == (500, 300)
 

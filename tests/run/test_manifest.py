@@ -203,7 +203,7 @@ def test_a_manifest_of_the_release_before_opens_and_new_ones_keep_its_run_id() -
     inner = opened.manifest.inner
     assert (inner.optimizer, inner.schedule) == ("adamw", "cosine"), "what its trainer did"
     assert opened.manifest.data.documents == "joined"
-    named = {"data": Data(documents="joined"), "inner": Inner(optimizer="adamw", schedule="cosine")}
+    named = {"data": Data(documents="joined"), "inner": Inner(steps=25, optimizer="adamw", schedule="cosine")}
     again = seal(Manifest(name="demo", model=MODEL, weights="float32", **named), OWNER)
     assert again == replace(opened, signature=again.signature)
 

@@ -192,7 +192,7 @@ def test_a_plan_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str
     cli.main(["create", str(RUNS / "10m.toml"), "--plan", "--device", "cpu", *line])
     out = " ".join(capsys.readouterr().out.split())
     assert "10,720,128 parameters" in out
-    assert "every 25 inner steps" in out
+    assert "every 24 inner steps" in out
     assert "at 20/5 Mbit/s" in out
     assert "a newcomer fetches 21.5 MB, " in out
     assert "559 MB: three checkpoints at the peak, two files of weights" in out

@@ -51,8 +51,8 @@ class AttackTrial:
     """Outer steps that one replica takes alone before the others go on from its weights: a swarm in mid-run."""
     rounds: int = 20
     """Outer steps that all take from there."""
-    phase: int = 20
-    step_seconds: float = 3.0
+    phase: int = 24
+    step_seconds: float = 2.5
     """Virtual ones: a phase takes a minute."""
     hidden: int = 32
 

@@ -33,8 +33,7 @@ class Method:
     every: float = 1
     codec: Codec = "float32"
     turns: int = 1
-    """Parts of the model that are exchanged in turn; 0: as many as a run file has that does not say; -1: as many as there are
-    inner steps between outer ones."""
+    """Parts of the model that are exchanged in turn; 0: as many as a run file has that does not say."""
     busy: bool = False
     """Whether the line carries one exchange after the other, so that each part is merged when the next is sent."""
     clip: float = 0.0
@@ -62,16 +61,17 @@ class Method:
 
 
 _PAPER = Method("NoLoCo, the paper's", "pairs", alpha=0.5, beta=0.7, gamma=0.7, at_each_count=False)
-OURS = replace(_PAPER, name="ours", every=0.5, codec="modulo8", turns=0, clip=1.5, at_each_count=True)
-"""A run file's defaults: the paper's outer step, a byte where its pairs send eight, twice as often, a fifth of the model at a
+OURS = replace(_PAPER, name="ours", every=0.48, codec="modulo8", turns=0, clip=1.5, at_each_count=True)
+"""A run file's defaults: the paper's outer step, a byte where its pairs send eight, twice as often, an eighth of the model at a
 time."""
 BUSY = replace(OURS, name="ours, on a busy line", busy=True, tuned_as=OURS.name)
-FINE = replace(OURS, name="ours, a turn each step", turns=-1, tuned_as=OURS.name)
-FINE_BUSY = replace(FINE, name="ours, a turn each step, on a busy line", busy=True)
-BEFORE = replace(OURS, name="release 0.1's", turns=1, clip=0.0, optimizer="adamw", schedule="cosine")
+FIVE = replace(OURS, name="ours, in five turns", every=0.5, turns=5, tuned_as=OURS.name)
+"""Of five inner steps each."""
+FIVE_BUSY = replace(FIVE, name="ours, in five turns, on a busy line", busy=True)
+BEFORE = replace(FIVE, name="release 0.1's", turns=1, clip=0.0, optimizer="adamw", schedule="cosine", tuned_as="")
 BEFORE_BUSY = replace(BEFORE, name="release 0.1's, on a busy line", busy=True, tuned_as=BEFORE.name)
 """But that only the partner's part comes late, as it does now whatever the run says."""
-_WHOLE = replace(OURS, name="ours, in one part", turns=1, tuned_as=OURS.name, at_each_count=False)
+_WHOLE = replace(FIVE, name="ours, in one part", turns=1, tuned_as=OURS.name, at_each_count=False)
 _DILOCO = Method("DiLoCo", "all", alpha=0.3, beta=0.7, at_each_count=False)
 OFTEN = replace(
     _DILOCO, name="DiLoCo, with our alpha, as often", alpha=0.5, every=0.5, tuned_as=_DILOCO.name, at_each_count=True
@@ -84,20 +84,20 @@ METHODS = (
     _PAPER,
     OURS,
     BUSY,
-    FINE,
-    FINE_BUSY,
+    FIVE,
+    FIVE_BUSY,
     BEFORE,
     BEFORE_BUSY,
     Method("pair averaging", "pairs", at_each_count=False),
     Method("none", "none", at_each_count=False),  # replicas do not know how many there are
 )
-_PAIR_AVERAGING = replace(OURS, name="pair averaging, as ours is sent", alpha=0.0, beta=1.0, gamma=1.0)
+_PAIR_AVERAGING = replace(FIVE, name="pair averaging, as ours is sent", alpha=0.0, beta=1.0, gamma=1.0)
 VARIANTS = (
     _WHOLE,
     replace(_WHOLE, name="ours, in one part, on a busy line", busy=True),
     replace(_WHOLE, name="ours, with the paper's bytes", every=0.26),
-    replace(OURS, name="ours, alpha 0.2, beta and gamma 1", alpha=0.2, beta=1, gamma=1, at_each_count=False),
-    replace(OURS, name="ours, beta 1, gamma 0.75", beta=1, gamma=0.75, at_each_count=False),
+    replace(FIVE, name="ours, alpha 0.2, beta and gamma 1", alpha=0.2, beta=1, gamma=1, at_each_count=False),
+    replace(FIVE, name="ours, beta 1, gamma 0.75", beta=1, gamma=0.75, at_each_count=False),
     replace(_PAIR_AVERAGING, tuned_as="pair averaging", at_each_count=False),
 )
 BY_NAME = {method.name: method for method in (*METHODS, *VARIANTS)}
