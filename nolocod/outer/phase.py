@@ -23,6 +23,7 @@ _WAITS = 8
 _QUARTER, _SHORT = 4, 2.0
 """What an exchange may be of the model, and of its phase; and seconds that are short whatever a phase is."""
 _ROUNDING = 1e-9
+"""Of turns: thirds that add up to whole ones fall short of them by less."""
 _ALIKE = 4 / 3
 """A machine that is faster by less than that takes the run's `inner.steps`: members who tell endless phases move the median by
 a few hundredths, and would have everybody's last longer."""
@@ -49,7 +50,7 @@ class Phase:
     @property
     def turn(self) -> float:
         """As `steps`, but not of whole steps: of a slow node several of the run's turns go by in one."""
-        return self._turn_parts * self._inner_steps / PARTS
+        return self._eighths * self._inner_steps / PARTS
 
     @property
     def steps(self) -> int:
@@ -63,13 +64,14 @@ class Phase:
         return self._of(0.5)
 
     @property
-    def _turn_parts(self) -> int:
+    def _eighths(self) -> int:
+        """Of `inner_steps`, in one turn."""
         return round(self._work / self.times)
 
     def _of(self, turns: float) -> int:
-        """Inner steps of so many turns, and of what came early; whole parts, as `is_part` knows them."""
-        parts = math.ceil(turns * self._turn_parts) + round(max(0.0, -self._owed) * self._turn_parts)
-        return math.ceil(parts * self._inner_steps / PARTS)
+        """Inner steps of so many turns, and of what came early; whole eighths, as `is_part` knows them."""
+        eighths = math.ceil(turns * self._eighths) + round(max(0.0, -self._owed) * self._eighths)
+        return math.ceil(eighths * self._inner_steps / PARTS)
 
     @property
     def own(self) -> float:
@@ -95,8 +97,8 @@ class Phase:
         self._step_seconds += new * (seconds / steps - self._step_seconds)
 
     def due(self, steps: int) -> int:
-        """Of how many parts the turn has come, if `steps` are done and the next outer step is taken when it is due, or after
-        the step under way."""
+        """Of how many of the model's parts the turn has come, if `steps` are done and the next outer step is taken when it is
+        due, or after the step under way."""
         return max(1, int(self._owed + max(steps + 1, self.steps) / self.turn + _ROUNDING))
 
     def took(self, steps: int, parts: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path  # noqa: TC003 - msgspec reads the annotation at run time
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -186,8 +185,8 @@ def whose_turn(ages: Sequence[int], count: int) -> int:
 
     `ages`: of each part, the inner steps since its last outer step.
     """
-    parts, before = len(ages), [0, *accumulate(ages)]
-    first = max(range(parts - count + 1), key=lambda one: before[one + count] - before[one])
+    parts = len(ages)
+    first = max(range(parts - count + 1), key=lambda one: sum(ages[one : one + count]))
     return first + parts * (count - 1)
 
 

@@ -230,7 +230,7 @@ class Replica:
 
     @one_thread()
     def solo(self, run_round: int = 0, subject: int | None = None) -> Applied:
-        """Take the outer step about `subject` alone, on the weights as they are now; None: about the parts whose turn it is."""
+        """Take the outer step about `subject` alone, on the weights as they are now; None: about the part whose turn it is."""
         began, settings = time.perf_counter(), self.manifest.outer
         self.discard()
         among = parts_in(self.subject if subject is None else subject, len(self.ages))

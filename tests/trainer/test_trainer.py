@@ -170,6 +170,7 @@ def test_a_fragment_of_another_number_is_refused(tmp_path: Path) -> None:
 def test_turns_that_are_due_at_once_are_one_outer_step(tmp_path: Path) -> None:
     alice, bob = pair(tmp_path, codec="float32", outer=Outer(rounds=100, turns=4))
     assert alice.manifest.inner.steps == 1
+    assert parts_in(whose_turn(alice.ages, 4), 4) == range(4), "four turns went by"
     (a_out, _), (b_out, _) = boxes(alice), boxes(bob)
     subject = 1 + 4  # two parts from the second on
     start, stop = alice.plan.fragments[1].start, alice.plan.fragments[2].stop
@@ -184,9 +185,9 @@ def test_turns_that_are_due_at_once_are_one_outer_step(tmp_path: Path) -> None:
     assert torch.equal(alice.phi[:start], before[:start])
     assert torch.equal(alice.phi[stop:], before[stop:])
     assert [len(known) for known in alice.clipping.history.distances] == [0, 1, 1, 0]
-    assert parts_in(alice.subject, 4) == range(1), "the part after it was merged just now"
+    assert parts_in(alice.subject, 4) == range(1), "the first of two that have waited as long"
     train(alice, 2)
-    assert parts_in(alice.subject, 4) == range(1), "of which one waited less than half as long"
+    assert parts_in(alice.subject, 4) == range(1), "as before"
     assert (alice.solo().round, alice.ages) == (3, [0, 2, 2, 6])
     with pytest.raises(RejectedTensorError, match="fragment"):
         alice.prepare(a_out, 3 + 4)  # two parts from the last on

@@ -31,7 +31,7 @@ def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: 
     those whom they took along from the others. And each step takes us as far as two thirds told, or who steps with the slow,
     with liars or alone would fall behind. It is not the median: that would follow, step by step, liars who are always ahead.
     """
-    aged = [(one.peer_id, one.standing.round, int(one.age / max(phase, 1.0))) for one in _counted(members)]
+    aged = [(one.peer_id, one.standing.round, _gone_by(one, max(phase, 1.0))) for one in _counted(members)]
     if not aged:
         return 0
     least, most = (
@@ -44,6 +44,11 @@ def believed_round(members: Iterable[Member], phase: float, peer: PeerId, told: 
 def _counted(members: Iterable[Member], states: Collection[str] = ("training",)) -> Iterable[Member]:
     """Those whose rounds decide anything."""
     return (member for member in members if member.verified and member.state in states)
+
+
+def _gone_by(member: Member, phase: float) -> int:
+    """Rounds that a member has taken since its heartbeat, if each takes `phase` seconds (0: not known)."""
+    return int(member.age / phase) if phase and member.state == "training" else 0
 
 
 def pace_in(table: Membership, now: float, number: int, phase: float) -> tuple[float, int]:
@@ -62,6 +67,5 @@ def pace(members: Iterable[Member], number: int, phase: float) -> tuple[float, i
     counted = [*_counted(members, ("training", "finished"))]
     phases = [told for told in (phase, *(member.phase for member in counted)) if told] or [0.0]
     runs = statistics.median(phases)
-    since = [int(one.age / runs) if runs and one.state == "training" else 0 for one in counted]
-    rounds = [one.standing.round + more for one, more in zip(counted, since, strict=True)] or [number]
+    rounds = [one.standing.round + _gone_by(one, runs) for one in counted] or [number]
     return runs, number - statistics.median_low(rounds)
