@@ -1,12 +1,14 @@
 """The share of the time in which the trainer computes: after each inner step it rests for the remainder.
 
 The rule: a rest is no pause. What the parent asks for in it is done at once, and a share that is set counts at once too.
+On a processor that others use too, a step's time is what it computed: a rest for the time that it stood in line would take from
+a busy machine a hundredth where a tenth is allowed.
 Where there is no rest, a GPU is asked for one inner step more than it has done, and times are by its own clock.
 """
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,14 +26,14 @@ class Duty:
     share = 1.0
 
     def __init__(self) -> None:
-        self._ended, self._took = 0.0, 0.0  # the last inner step
+        self._ended = self._took = self._computed = 0.0  # of the last inner step
         self._asked: tuple[torch.cuda.Event, torch.cuda.Event] | None = (
             None  # where the one that may be under way begins and ends
         )
 
     def step(self, replica: Replica) -> float:
         """Take an inner step; returns its seconds, or those of the one before."""
-        began = perf_counter()
+        began, computed = perf_counter(), thread_time()
         took = None
         if replica.device.type == "cuda":
             took = self._ahead(replica)
@@ -39,6 +41,8 @@ class Duty:
             replica.step()
         self._ended = perf_counter()
         self._took = took or self._ended - began
+        alone = replica.device.type == "cpu" and len(replica.devices) == 1  # who waits for another device has it compute
+        self._computed = thread_time() - computed if alone else self._took
         return self._took
 
     def _ahead(self, replica: Replica) -> float | None:
@@ -60,9 +64,14 @@ class Duty:
         return float(before[0].elapsed_time(before[1])) / 1000
 
     @property
+    def rest(self) -> float:
+        """Seconds that follow the last inner step."""
+        return self._computed * (1 / self.share - 1)
+
+    @property
     def left(self) -> float:
         """Seconds of rest that are left."""
-        return max(0.0, self._ended + self._took * (1 / self.share - 1) - perf_counter())
+        return max(0.0, self._ended + self.rest - perf_counter())
 
     @property
     def slice(self) -> float:

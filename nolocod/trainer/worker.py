@@ -177,7 +177,7 @@ class Worker:
         replica, now = self._loaded(), time.perf_counter()
         self._step_seconds = seconds
         self._held["step"] = max(self._step_seconds, _FADES * self._held.get("step", 0.0))
-        self._computing += seconds / self._duty.share  # with the rest: by these the others learn how fast this node is
+        self._computing += seconds + self._duty.rest  # by these the others learn how fast this node is
         self._reported_steps += 1
         if self._first or now - self._reported >= _REPORT_SECONDS:
             self._first = False

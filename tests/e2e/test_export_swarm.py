@@ -33,7 +33,7 @@ def done(node: Daemon) -> bool:
 def test_the_mean_of_two_nodes_is_exported_beside_them_and_a_third_is_missed(swarm: Swarm, tmp_path: Path) -> None:
     # so slow a rate that they are near each other after as few rounds, whoever was alone in how many; and steps enough that the
     # second is there before the first has finished, of whose weights it would have no more than a copy
-    first = swarm.found("bfloat16", rounds=10, steps=30, rate=2e-5)
+    first = swarm.found("bfloat16", rounds=10, steps=12, rate=2e-5)
     nodes = swarm.joined_by(first, 1)
     swarm.wait("all have finished, and written their last checkpoints", lambda: all(map(done, nodes)))
     status, said = export(tmp_path / "mean", 2, first.paths.root, "--data", str(swarm.data))

@@ -48,7 +48,7 @@ documents = "joined"
 [inner]
 optimizer = "adamw"  # in a model as small as this one Muon's steps take most of the processor
 schedule = "cosine"
-steps = 20
+steps = 8
 batch = 2
 sequence = 32
 [outer]
@@ -170,12 +170,12 @@ class Swarm:
         return daemon
 
     def found(
-        self, codec: str = "modulo8", turns: int = 1, rounds: int = 0, steps: int = 20, hidden: int = 32, rate: float = 1e-3
+        self, codec: str = "modulo8", turns: int = 1, rounds: int = 0, steps: int = 8, hidden: int = 32, rate: float = 1e-3
     ) -> Daemon:
         """Found the run and bring up its first node."""
         first = self.daemon()
         run_file = self.root / "run.toml"
-        text = RUN_FILE.replace("modulo8", codec).replace("steps = 20", f"steps = {steps}\nlearning_rate = {rate}")
+        text = RUN_FILE.replace("modulo8", codec).replace("steps = 8", f"steps = {steps}\nlearning_rate = {rate}")
         text = text.replace("hidden_size = 32", f"hidden_size = {hidden}")
         text = text.replace("turns = 1", f"turns = {turns}\nrounds = {rounds}")
         run_file.write_text(text)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class Clock:
     now = 100.0
+    computed = 7.0
+    """The thread's."""
 
     def __call__(self) -> float:
         return self.now
@@ -27,16 +29,18 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(duty, "perf_counter", clock)
+    monkeypatch.setattr(duty, "thread_time", lambda: clock.computed)
     return clock
 
 
-def replica_of(clock: Clock, seconds: float) -> Replica:
-    """Whose inner steps take so long."""
+def replica_of(clock: Clock, seconds: float, waiting: float = 0.0, devices: int = 1) -> Replica:
+    """Whose inner steps take so long, and stand in line for so long besides."""
 
     def step() -> None:
-        clock.now += seconds
+        clock.computed += seconds
+        clock.now += seconds + waiting
 
-    return cast("Replica", SimpleNamespace(step=step, device=SimpleNamespace(type="cpu")))
+    return cast("Replica", SimpleNamespace(step=step, device=SimpleNamespace(type="cpu"), devices=("cpu",) * devices))
 
 
 @pytest.mark.parametrize(("share", "rest"), [(1.0, 0.0), (0.5, 2.0), (0.8, 0.5), (0.1, 18.0)])
@@ -50,6 +54,15 @@ def test_the_rest_makes_up_for_the_step(clock: Clock, share: float, rest: float)
     assert duty.left == pytest.approx(rest / 2)
     clock.now += rest
     assert duty.left == 0
+
+
+@pytest.mark.parametrize(("devices", "rest"), [(1, 18.0), (2, 198.0)])
+def test_nothing_rests_for_the_time_in_which_others_had_the_processor(clock: Clock, devices: int, rest: float) -> None:
+    """But for that in which another device computes a part of the step."""
+    duty = Duty()
+    duty.share = 0.1
+    assert duty.step(replica_of(clock, 2.0, waiting=20.0, devices=devices)) == 22.0, "so long it took"
+    assert duty.left == duty.rest == pytest.approx(rest)
 
 
 def test_another_share_counts_in_the_rest_under_way(clock: Clock) -> None:
@@ -98,7 +111,7 @@ def test_a_card_is_asked_for_one_step_ahead_and_times_are_its_own(clock: Clock, 
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    replica = cast("Replica", SimpleNamespace(step=step, device=SimpleNamespace(type="cuda")))
+    replica = cast("Replica", SimpleNamespace(step=step, device=SimpleNamespace(type="cuda"), devices=("cuda",)))
     duty = Duty()
     assert duty.step(replica) == 0.125, "nothing is known of the card yet"
     assert clock.now == 100.125

@@ -178,9 +178,12 @@ def test_experts_stay_balanced_where_the_run_asks_for_it(tmp_path: Path) -> None
         folder.mkdir()
         replica = make_replica(seal(experts(share), Identity.from_secret(b"o" * 32)), folder)
         windows = torch.from_numpy(replica.source.held_out(16))
-        for _ in range(120):
+        seen = []  # it goes up and down by a fifth, and last bits, which a machine may have its own of, say when
+        for number in range(160):
             replica.step()
-        shares.append(routed(replica.model, windows))
+            if number >= 80 and number % 10 == 0:
+                seen.append(routed(replica.model, windows))
+        shares.append(sum(seen) / len(seen))
     assert shares[1] < 0.6 * shares[0], shares
 
 

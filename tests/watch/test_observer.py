@@ -208,7 +208,7 @@ async def test_the_last_exchange_of_each_pair_is_shown_though_nodes_hold_the_new
 async def test_each_member_is_asked_again_only_after_a_while_and_told_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SLOWEST", 0.2)
+    monkeypatch.setattr(module, "_SLOWEST", 0.5)
     monkeypatch.setattr(module, "_QUICKEST", 0.01)
     monkeypatch.setattr(module, "_ROUND", 0.0)
     asked: list[float] = []
@@ -225,11 +225,11 @@ async def test_each_member_is_asked_again_only_after_a_while_and_told_nothing(
         config = settings(tmp_path / "watch", *nodes.addresses)
         async with seeking(config, nothing) as (seeker, run_id), trio.open_nursery() as nursery:
             nursery.start_soon(Observer(seeker, await seeker.find(run_id), config, random.Random(1)).run)
-            await until(lambda: len(asked) > 6)
+            await until(lambda: len(asked) > 4)
             nursery.cancel_scope.cancel()
     gaps = [later - sooner for sooner, later in pairwise(asked[1:])]
     assert told == [], "it says nothing of itself"
-    assert min(gaps) >= 0.19, "the first question is the bootstrap's"
+    assert min(gaps) >= 0.4, "the first question is the bootstrap's; one may be noted late, where others compute"
 
 
 async def test_a_run_by_invitation_is_shown_to_whom_its_owner_invited(tmp_path: Path) -> None:
