@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nolocod.paths import DataDir
 
 RunId = NewType("RunId", str)
-Codec = Literal["float32", "bfloat16", "modulo8"]
+Codec = Literal["float32", "bfloat16", "modulo8", "modulo4"]
 
 FORMAT = 1
 """The manifest format that this release reads."""
@@ -46,9 +46,9 @@ Rate = Annotated[float, Meta(gt=0, lt=10)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
-_CODEC_VERSIONS: dict[Codec, int] = {"float32": 1, "bfloat16": 1, "modulo8": 1}
+_CODEC_VERSIONS: dict[Codec, int] = {"float32": 1, "bfloat16": 1, "modulo8": 1, "modulo4": 1}
 
-CODEC_BYTES: dict[Codec, float] = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0}
+CODEC_BYTES: dict[Codec, float] = {"float32": 4.0, "bfloat16": 2.0, "modulo8": 1.0, "modulo4": 0.5}
 """Per parameter on the wire, about (docs/codecs.md)."""
 
 
@@ -213,7 +213,7 @@ class Manifest(Section, frozen=True):
     evaluation: Evaluation = Evaluation()
     trust: Trust = Trust()
     codec: Codec = "modulo8"
-    """How weights become bytes for a partner, see docs/codecs.md: 4, 2 or 1 bytes per parameter."""
+    """How weights become bytes for a partner, see docs/codecs.md: 4, 2, 1 or half a byte per parameter."""
     weights: Literal["bfloat16", "float32"] = "bfloat16"
     """What newcomers get weights in: 2 or 4 bytes per parameter. Norms and biases are float32 in either."""
     base: Base | None = None  # made of `model.base` (run_file.py)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nolocod.outer.codec import WITH_LOOPS
 from nolocod.outer.codec.blocks import BLOCK, fragments_of
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.made_on import AT_ONCE, COMPILED, PROCESSOR, MadeOn
@@ -37,7 +38,7 @@ def faster(plan: Plan, device: torch.device) -> MadeOn:
 
 def on_processor(plan: Plan, size: int) -> MadeOn:
     """How it does messages of so many values."""
-    return COMPILED if plan.codec == "modulo8" and size >= WORTH and _met(plan, PROCESSOR, COMPILED) else PROCESSOR
+    return COMPILED if plan.codec in WITH_LOOPS and size >= WORTH and _met(plan, PROCESSOR, COMPILED) else PROCESSOR
 
 
 def chosen(plan: Plan, far: MadeOn, near: MadeOn = PROCESSOR, clock: Callable[[], float] = time.perf_counter) -> MadeOn:

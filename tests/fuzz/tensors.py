@@ -21,7 +21,7 @@ from nolocod.trainer import checkpoint, compare_donors
 from nolocod.trainer.capture import Capture, Plan, Weights
 from tests.fuzz.targets import FOLDER, RUN, target
 
-_CODECS: tuple[Codec, ...] = ("float32", "bfloat16", "modulo8")
+_CODECS: tuple[Codec, ...] = ("float32", "bfloat16", "modulo8", "modulo4")
 _SIZE = 1500
 
 

@@ -15,13 +15,14 @@ from nolocod.errors import RejectedTensorError, TrainerError
 from nolocod.outer.codec import box_size, modulo
 from nolocod.outer.codec.base import HEADER, Noise, Records
 from nolocod.outer.codec.blocks import BLOCK, PIECE, Block, fragments_of, is_set, pieces, to_bitmap, together
-from nolocod.outer.codec.fused import FusedModulo8
+from nolocod.outer.codec.fused import Fused
 from nolocod.proto.types import CHUNK_SIZE, Description, describe
-from nolocod.run.manifest import Codec, Outer
+from nolocod.run.manifest import CODEC_BYTES, Codec, Outer
 from nolocod.trainer.capture import Capture, Plan, Weights
 from nolocod.trainer.made_on import COMPILED, PROCESSOR
 
-CODECS: tuple[Codec, ...] = ("float32", "bfloat16", "modulo8")
+CODECS: tuple[Codec, ...] = ("float32", "bfloat16", "modulo8", "modulo4")
+MODULO: tuple[Codec, ...] = ("modulo8", "modulo4")
 SIZES = (1500, 3, BLOCK + 4000, 130)
 PHI = 0.02
 CHANGE = 1e-3
@@ -124,10 +125,10 @@ def bound(node: Node, change: torch.Tensor) -> torch.Tensor:
             return float_rounding
         case "bfloat16":
             return float_rounding + 2**-7 * (s / beta + change.abs()) * 1.01
-        case "modulo8":
+        case "modulo8" | "modulo4" as codec:
             out = float_rounding + 2**-7 * change.abs() * 1.01
             for block in node.capture.fragment.blocks:
-                step = node.capture._bounds[block.index] / 128
+                step = node.capture._bounds[block.index] / (128 if codec == "modulo8" else 8)
                 out[block.span] += step / 2 / beta if step else 2**-7 * s[block.span] / beta * 1.01
             return out
 
@@ -292,10 +293,10 @@ def test_bytes_per_parameter() -> None:
         alice, _ = pair(codec, 1)
         sizes[codec] = alice.write(0).size / sum(SIZES)
         assert alice.capture.fragment.size * sizes[codec] <= len(alice.outbox)
-    assert sizes == pytest.approx({"float32": 4, "bfloat16": 2, "modulo8": 1}, abs=0.01)
+    assert sizes == pytest.approx({"float32": 4, "bfloat16": 2, "modulo8": 1, "modulo4": 0.5}, abs=0.01)
 
 
-@pytest.mark.parametrize(("codec", "kept"), [("float32", 4), ("bfloat16", 2), ("modulo8", 2)])
+@pytest.mark.parametrize(("codec", "kept"), [("float32", 4), ("bfloat16", 2), ("modulo8", 2), ("modulo4", 2)])
 def test_what_an_exchange_takes_is_both_boxes_and_the_kept_change(codec: Codec, kept: int) -> None:
     alice, _ = pair(codec, 1, Outer(alpha=0.5, beta=0.7, gamma=0.9, turns=2))
     alice.write(0)
@@ -322,14 +323,15 @@ def test_captures_share_memory_and_do_not_share_what_they_keep() -> None:
 # --- modulo8
 
 
+@pytest.mark.parametrize("codec", MODULO)
 @pytest.mark.parametrize("seed", range(4))
-def test_where_one_side_sends_a_byte_and_the_other_two_both_read_the_same(seed: int) -> None:
-    alice, bob = pair("modulo8", seed)
+def test_where_one_side_sends_a_byte_or_less_and_the_other_two_both_read_the_same(seed: int, codec: Codec) -> None:
+    alice, bob = pair(codec, seed)
     bob.weights.distance.fill_(math.nan)
     for number, node in enumerate((alice, bob)):
         node.outbox.fill_(77)
         node.write(number)
-    assert any(alice.capture._bounds), "in a byte"
+    assert any(alice.capture._bounds), "in a byte, or half of one"
     assert not any(bob.capture._bounds)
     swap(alice, bob)
     for node in (alice, bob):
@@ -349,13 +351,14 @@ def test_steps_are_never_finer_than_float32_can_count() -> None:
     assert any(alice.capture._bounds)
 
 
-def test_loops_and_torch_mean_the_same_message_to_the_last_bit() -> None:
+@pytest.mark.parametrize("codec", MODULO)
+def test_loops_and_torch_mean_the_same_message_to_the_last_bit(codec: Codec) -> None:
     """Where a block's record is made by one, and read by the other."""
-    alice, _ = pair("modulo8", 3)
+    alice, _ = pair(codec, 3)
     alice.capture = Capture(alice.plan, replace(alice.weights, made_on=COMPILED), 0, 0)
     alice.capture.keep()
     coder = alice.capture._near.coder
-    assert isinstance(coder, FusedModulo8)
+    assert isinstance(coder, Fused)
     for rows in alice.capture._rows:
         if rows.shape[1] >= modulo.SMALLEST:
             phi, kept = alice.capture._near.take(rows)
@@ -363,18 +366,20 @@ def test_loops_and_torch_mean_the_same_message_to_the_last_bit() -> None:
             assert torch.equal(torch.from_numpy(coder._memory[: rows.shape[1]]), coder.exact(phi, coder.change(kept))[-1])
 
 
-def test_what_fills_a_record_up_tells_nothing_of_what_was_there_before() -> None:
+@pytest.mark.parametrize("codec", MODULO)
+def test_what_fills_a_record_up_tells_nothing_of_what_was_there_before(codec: Codec) -> None:
     messages = []
     for before in (0, 255):
-        alice, _ = pair("modulo8", 3)
+        alice, _ = pair(codec, 3)
         alice.outbox.fill_(before)
         size = alice.write(0).size
         messages.append(alice.outbox[:size].clone())
     assert torch.equal(*messages)
 
 
-def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat16_next_time() -> None:
-    alice, bob = pair("modulo8", 9)
+@pytest.mark.parametrize("codec", MODULO)
+def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat16_next_time(codec: Codec) -> None:
+    alice, bob = pair(codec, 9)
     far = alice.blocks()[2]
     alice.weights.theta[far.span] += 0.05 * PHI  # where bob does not expect it: more than known, and it did not move
     alice.weights.phi[far.span] += 0.05 * PHI
@@ -391,7 +396,7 @@ def test_a_block_beyond_its_bound_is_stepped_alone_by_both_and_travels_as_bfloat
         assert node.weights.distance.isnan().tolist() == [index == far.index for index in range(len(node.blocks()))]
         node.train()
     smaller = [node.write(4).size for node in (alice, bob)]
-    assert min(smaller) > sum(SIZES) + far.size, "two bytes for each of its values"
+    assert min(smaller) > CODEC_BYTES[codec] * (sum(SIZES) - far.size) + 2 * far.size, "two bytes for each of its values"
     swap(alice, bob)
     assert alice.capture.inspect(alice.inbox) == b""
 
@@ -407,6 +412,21 @@ def test_a_block_that_only_one_side_could_decode_is_stepped_alone_by_both() -> N
     assert [node.weights.distance.isnan().tolist().count(True) for node in (alice, bob)] == [1, 0]
     one = alice.blocks()[1]
     assert not torch.equal(alice.weights.phi[one.span], bob.weights.phi[one.span])
+
+
+def test_half_bytes_are_of_two_values_that_follow_each_other_the_first_in_the_lower_bits() -> None:
+    """Against a sum by hand, as another implementation would read the record."""
+    alice, bob = pair("modulo4", 21)
+    for number, node in enumerate((alice, bob)):
+        node.write(number)
+    swap(alice, bob)
+    assert alice.capture.inspect(alice.inbox) == b""
+    block, (_, theirs) = alice.blocks()[0], alice.read()
+    record = alice.inbox[alice.capture._records[0]]
+    _, bound, _ = modulo.read_record(record)
+    nibbles = [value for one in record[modulo.ALIGN :].tolist() for value in (one & 15, one >> 4)][: block.size]
+    wanted = (theirs[block.span] / (bound / 8)).round().long() & 15
+    assert nibbles == wanted.tolist()
 
 
 def test_without_known_distances_the_first_message_is_bfloat16() -> None:
@@ -473,7 +493,7 @@ def test_a_message_of_another_kind_is_rejected(codec: Codec) -> None:
         "another kind": lambda box: box[8:12].zero_(),  # the codec's name
         "where": lambda box: box[24:32].fill_(1),  # how many elements
     }
-    if codec != "modulo8":
+    if codec not in MODULO:
         bad["and it says"] = lambda box: box[32:34].fill_(0)  # how many bytes
     for says, damage in bad.items():
         swap(alice, bob)

@@ -209,10 +209,10 @@ def test_nor_does_one_that_decodes_otherwise(monkeypatch: pytest.MonkeyPatch, na
     assert chosen(Plan("modulo8", OUTER, ()), MadeOn(FAR, 2), clock=ticking(2.0, 1.0)) is PROCESSOR
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8"])
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "modulo8", "modulo4"])
 def test_without_a_gpu_it_is_the_processor_which_has_loops_of_its_own_for_large_models(codec: Codec) -> None:
     for size, large in ((WORTH - 1, False), (WORTH, True)):
-        wanted = COMPILED if large and codec == "modulo8" else PROCESSOR
+        wanted = COMPILED if large and codec in ("modulo8", "modulo4") else PROCESSOR
         assert faster(Plan(codec, OUTER, fragments_of((size,), 3)), torch.device("cpu")) is wanted
     assert str(COMPILED) == "cpu (compiled)"
 
@@ -230,9 +230,10 @@ def test_where_they_do_not_work_torch_does_it(monkeypatch: pytest.MonkeyPatch, f
     assert faster(Plan("modulo8", OUTER, fragments_of((WORTH,), 1)), torch.device("cpu")) is PROCESSOR
 
 
-def test_loops_and_torch_make_the_same_of_what_is_exchanged() -> None:
+@pytest.mark.parametrize("codec", ["modulo8", "modulo4"])
+def test_loops_and_torch_make_the_same_of_what_is_exchanged(codec: Codec) -> None:
     """Rounding apart: slow weights and momentum after three exchanges, and which blocks were skipped."""
-    by_torch, by_loops = (outcomes("modulo8", (made_on,) * 2, 3, 0.4) for made_on in (PROCESSOR, COMPILED))
+    by_torch, by_loops = (outcomes(codec, (made_on,) * 2, 3, 0.4) for made_on in (PROCESSOR, COMPILED))
     for one, other in zip(by_torch, by_loops, strict=True):
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
             known = ~one.float().isnan()
@@ -243,7 +244,8 @@ def test_loops_and_torch_make_the_same_of_what_is_exchanged() -> None:
             assert one == pytest.approx(other, rel=1e-3)
 
 
-def test_loops_do_what_there_is_to_do_in_a_byte_and_leave_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("codec", ["modulo8", "modulo4"])
+def test_loops_do_what_there_is_to_do_in_a_byte_and_leave_the_rest(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     done: Counter[str] = Counter()
     for name in ("keep", "encode", "compare", "take_step", "add"):
         real = getattr(kernels, name)
@@ -253,10 +255,10 @@ def test_loops_do_what_there_is_to_do_in_a_byte_and_leave_the_rest(monkeypatch: 
             return real(*given)
 
         monkeypatch.setattr(kernels, name, counted)
-    exchanges("modulo8", (COMPILED, COMPILED), 1)
+    exchanges(codec, (COMPILED, COMPILED), 1)
     assert set(done) == {"keep", "encode", "compare", "take_step", "add"}
     assert done["take_step"] < done["encode"], "some blocks travel in two bytes"
-    assert done["keep"] == done["add"] == 2 * len(Plan("modulo8", OUTER, fragments_of(SIZES, 1)).fragments[0].blocks)
+    assert done["keep"] == done["add"] == 2 * len(Plan(codec, OUTER, fragments_of(SIZES, 1)).fragments[0].blocks)
 
 
 @on_gpu

@@ -1,7 +1,7 @@
 """How a fragment of the weights becomes a message for a partner, and back.
 
-`modulo` (a byte per parameter) and `plain` are the codecs, `base` what they share; `blocks` divides the weights. `fused` is
-`modulo` in compiled loops (`kernels`), for large models on the processor.
+`modulo` (a byte per parameter, or half of one) and `plain` are the codecs, `base` what they share; `blocks` divides the
+weights. `fused` is `modulo` in compiled loops (`kernels`), for large models on the processor.
 
 Not here: when (outer.loop).
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nolocod.outer.codec.base import HEADER, Coder, Shared
-from nolocod.outer.codec.modulo import Modulo8
+from nolocod.outer.codec.modulo import Modulo4, Modulo8
 from nolocod.outer.codec.plain import BFloat16, Float32
 
 if TYPE_CHECKING:
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     from nolocod.outer.codec.blocks import Fragment
     from nolocod.run.manifest import Codec
 
-_KINDS: dict[Codec, type[Coder]] = {"float32": Float32, "bfloat16": BFloat16, "modulo8": Modulo8}
+_KINDS: dict[Codec, type[Coder]] = {"float32": Float32, "bfloat16": BFloat16, "modulo8": Modulo8, "modulo4": Modulo4}
+WITH_LOOPS: tuple[Codec, ...] = ("modulo8", "modulo4")
+"""Those of which there are loops."""
 
 
 def coder_for(codec: Codec, shared: Shared) -> Coder:
     """The coder of one message of ours."""
-    if shared.compiled and codec == "modulo8":
-        from nolocod.outer.codec.fused import FusedModulo8
+    if shared.compiled and codec in WITH_LOOPS:
+        from nolocod.outer.codec import fused
 
-        return FusedModulo8(shared)
+        return fused.FusedModulo8(shared) if codec == "modulo8" else fused.FusedModulo4(shared)
     return _KINDS[codec](shared)
 
 

@@ -1,7 +1,7 @@
-"""modulo8 on the processor by compiled loops: one pass over memory where torch takes ten.
+"""modulo8 and modulo4 on the processor by compiled loops: one pass over memory where torch takes ten.
 
-The rule: they are for blocks of which a byte travels both ways; for all others modulo.py is here. Numba compiles the loops
-(kernels.py) as they are first used, which takes seconds, and keeps them in a file.
+The rule: they are for blocks of which a byte, or half of one, travels both ways; for all others modulo.py is here. Numba
+compiles the loops (kernels.py) as they are first used, which takes seconds, and keeps them in a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from nolocod.outer.codec import kernels
 from nolocod.outer.codec.base import ALIGN, Seen, Shared, padded
 from nolocod.outer.codec.blocks import BLOCK
-from nolocod.outer.codec.modulo import MODULO, RECORD, SMALLEST, Modulo8, digest, read_record
+from nolocod.outer.codec.modulo import MODULO, RECORD, SMALLEST, Modulo, Modulo4, Modulo8, digest, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
-class FusedModulo8(Modulo8):
-    """What Modulo8 does; s differs from its by a rounding."""
+class Fused(Modulo):
+    """What Modulo does; s differs from its by a rounding."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         outer = shared.settings
         self._beta, self._gamma, self._alpha = np.float32(outer.beta), np.float32(outer.gamma), np.float32(outer.alpha)
-        self._memory = np.empty(BLOCK, np.float32)
+        self._memory, self._room = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint8)
         self._left_out = np.empty(shared.at_once * BLOCK, np.int16)
 
     def exact(self, phi: Tensor, change: Tensor) -> Tensor:
@@ -48,13 +48,15 @@ class FusedModulo8(Modulo8):
         count, size = rows.shape
         if size < SMALLEST:
             return super().encode(rows, phi, kept, out)
-        records = out[: count * (ALIGN + padded(size))].numpy().reshape(count, -1)
+        width = self._width(size)
+        records = out[: count * (ALIGN + padded(width))].numpy().reshape(count, -1)
         known, bounds = self._distance[rows.indices].numpy(), np.empty(count, np.float32)
-        given = phi.numpy(), _bits(kept), known, self._beta, self._gamma
-        if not kernels.encode(*given, records, high := self._high_parts(rows), bounds, self._memory[:size]):
+        given = phi.numpy(), _bits(kept), known, self._beta, self._gamma, self.BITS
+        scratch = self._memory[:size], self._room[:size]
+        if not kernels.encode(*given, records, high := self._high_parts(rows), bounds, *scratch):
             return super().encode(rows, phi, kept, out)
         self._bounds[rows.indices] = told = bounds.tolist()
-        records[:, ALIGN + size :] = 0
+        records[:, ALIGN + width :] = 0
         for record, bound, left_out in zip(records, told, _digests(high), strict=True):
             RECORD.pack_into(record.data, 0, MODULO, bound, left_out)
         return records.size
@@ -63,9 +65,9 @@ class FusedModulo8(Modulo8):
         numbers, told = self._numbers(rows, records)
         if numbers is None:
             return super().compare(rows, phi, kept, records)
-        found = np.empty((len(numbers), 3))
-        given = phi.numpy(), _bits(kept), _arrays(records), self._beta, self._gamma, numbers
-        kernels.compare(*given, high := self._high_parts(rows), found, self._memory[: rows.shape[1]])
+        found, size = np.empty((len(numbers), 3)), rows.shape[1]
+        given = phi.numpy(), _bits(kept), _arrays(records), self._beta, self._gamma, self.BITS, numbers
+        kernels.compare(*given, high := self._high_parts(rows), found, self._memory[:size], self._room[:size])
         seen = zip(found.tolist(), _digests(high), told, strict=True)
         return [Seen(*row) if left_out == wanted else None for row, left_out, wanted in seen]
 
@@ -76,22 +78,31 @@ class FusedModulo8(Modulo8):
         if numbers is None or not all(paired):
             super().step(rows, phi, delta, kept, records, paired, weight)
             return
-        given = phi.numpy(), delta.numpy(), _bits(kept), _arrays(records), self._beta, self._gamma, self._alpha
-        kernels.take_step(*given, numbers, np.float32(weight))
+        given = phi.numpy(), delta.numpy(), _bits(kept), _arrays(records), self._beta, self._gamma, self._alpha, self.BITS
+        kernels.take_step(*given, numbers, np.float32(weight), self._room[: rows.shape[1]])
 
     def _numbers(self, rows: Rows, records: Records) -> tuple[Array | None, list[bytes]]:
-        """What both messages are multiplied by, a row for each block: None unless a byte of each value travels both ways. And
+        """What both messages are multiplied by, a row for each block: None unless the bits of each value travel both ways. And
         the digests that came."""
         own, heads = self._bounds[rows.indices], [read_record(records.box[one]) for one in records.where]
         told = [one for _, _, one in heads]
         if not all(own) or any(mode != MODULO for mode, _, _ in heads):
             return None, told
-        numbers = [(128 / one, one / 128, 0.5 / bound, 2 * bound) for one, (_, bound, _) in zip(own, heads, strict=True)]
+        each, steps = zip(own, heads, strict=True), self._steps
+        numbers = [(steps / one, one / steps, 0.5 / bound, 2 * bound) for one, (_, bound, _) in each]
         return np.array(numbers, np.float32), told
 
     def _high_parts(self, rows: Rows) -> Array:
         count, size = rows.shape
         return self._left_out[: count * size].reshape(count, size)
+
+
+class FusedModulo8(Fused, Modulo8):
+    """A byte per parameter."""
+
+
+class FusedModulo4(Fused, Modulo4):
+    """Half of one."""
 
 
 def keep(theta: Tensor, phi: Tensor, noise: Tensor, kept: Tensor) -> bool:

@@ -1,9 +1,9 @@
-"""The arithmetic of modulo8 on the processor, one pass over memory each, compiled as it is first used.
+"""The arithmetic of modulo8 and modulo4 on the processor, one pass over memory each, compiled as it is first used.
 
 The rule: a line does what modulo.py, base.py and step.py do in several, in float32 and in their order. Sums of products are
 rounded twice, everywhere: what a node reads back is what it sent. Arrays have a row for each block: float32, but for `kept`
-(uint16: bfloat16), `records` (uint8, with the values from `ALIGN` on) and `high` (int16). Numbers are float32 too, but for what
-bounds are made of.
+(uint16: bfloat16), `records` (uint8, with the values from `ALIGN` on, in so many `bits` each) and `high` (int16). Numbers are
+float32 too, but for what bounds are made of. `room` is scratch for a block's values in a byte each, where they have fewer bits.
 """
 
 # numba has no types
@@ -21,7 +21,6 @@ from nolocod.outer.codec.base import ALIGN
 from nolocod.outer.codec.modulo import EXACT, FINER, MARGIN, OWN, SMALLEST_BOUND
 
 _ABS, _INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
-_PART = np.float32(1 / 256)
 _exactly = njit(cache=True, nogil=True, error_model="numpy")
 _about = njit(cache=True, nogil=True, error_model="numpy", fastmath=True)
 """For sums of squares, which may be taken in any order."""
@@ -46,25 +45,53 @@ def _exact(phi, kept, beta, gamma):
 
 
 @_exactly
-def encode(phi, kept, known, beta, gamma, records, high, bounds, s):
+def _low(record, bits, room):
+    """Where the values of a record are, or are to be, in a byte each."""
+    return record[ALIGN : ALIGN + room.size] if bits == 8 else room
+
+
+@_exactly
+def _unpacked(record, bits, room):
+    """The values of a record, in a byte each."""
+    low = _low(record, bits, room)
+    if bits == 4:
+        for i in range(low.size):
+            low[i] = (record[ALIGN + i // 2] >> np.uint8(4 * (i & 1))) & np.uint8(15)
+    return low
+
+
+@_exactly
+def _pack(record, bits, low):
+    """Put values in a byte each where they go."""
+    if bits == 4:
+        for i in range(0, low.size - 1, 2):
+            record[ALIGN + i // 2] = low[i] | low[i + 1] << np.uint8(4)
+        if low.size & 1:
+            record[ALIGN + low.size // 2] = low[low.size - 1]
+
+
+@_exactly
+def encode(phi, kept, known, beta, gamma, bits, records, high, bounds, s, room):
     """Put our message in whole steps, less what is left out of it, into `records`, and that into `high`. False where a block is
     to travel as bfloat16; `bounds` are those before it then. `s` is scratch, of one block."""
+    steps, mask = np.int32(1 << bits - 1), np.int32((1 << bits) - 1)
     for row in range(len(phi)):
         most = most_change = np.int32(0)
         for i in range(s.size):
             s[i] = _exact(phi[row, i], kept[row, i], beta, gamma)
             most = max(most, _size(s[i]))
             most_change = max(most_change, _size(_wide(kept[row, i])))
-        own, least = np.float64(beta) * np.int32(most_change).view(np.float32), np.int32(most).view(np.float32) * 128 / EXACT
+        own, least = np.float64(beta) * np.int32(most_change).view(np.float32), np.int32(most).view(np.float32) * steps / EXACT
         bound = max(MARGIN * known[row] + OWN * own, least, SMALLEST_BOUND)
         if not known[row] >= 0 or bound > FINER * math.sqrt(_squares(s) / s.size):
             return False
         bounds[row] = np.float32(bound)
-        scale, low = np.float32(128 / np.float64(bounds[row])), records[row]
+        scale, low = np.float32(steps / np.float64(bounds[row])), _low(records[row], bits, room)
         for i in range(s.size):
             whole = np.int32(np.rint(s[i] * scale))
-            low[ALIGN + i] = np.uint8(whole & np.int32(0xFF))
-            high[row, i] = np.int16(whole >> np.int32(8))
+            low[i] = np.uint8(whole & mask)
+            high[row, i] = np.int16(whole >> np.int32(bits))
+        _pack(records[row], bits, low)
     return True
 
 
@@ -93,21 +120,22 @@ def _own(s, scale, step):
 
 @_exactly
 def _left_out(s, part, half):
-    """Of the partner's message, by our own: `part` is what came, over 256, and `half` a half over the bound."""
+    """Of the partner's message, by our own: `part` is what came, over 256 or 16, and `half` a half over the bound."""
     return np.rint(s * half - part)
 
 
 @_exactly
-def compare(phi, kept, records, beta, gamma, numbers, high, found, difference):
+def compare(phi, kept, records, beta, gamma, bits, numbers, high, found, difference, room):
     """Put what is left out of the partner's message into `high`; and into `found` the norms of our message less the partner's,
     and of our change, and the largest of the first. `numbers`: of each row, as FusedModulo8 has them. `difference` is scratch,
     of one block."""
+    share = np.float32(1 / (1 << bits))
     for row in range(len(phi)):
         scale, step, half, twice = numbers[row]
-        low, most = records[row], np.int32(0)
+        low, most = _unpacked(records[row], bits, room), np.int32(0)
         for i in range(difference.size):
             s = _exact(phi[row, i], kept[row, i], beta, gamma)
-            part = np.float32(low[ALIGN + i]) * _PART
+            part = np.float32(low[i]) * share
             whole = _left_out(s, part, half)
             high[row, i] = np.int16(np.int32(whole))
             difference[i] = _own(s, scale, step) - (whole + part) * twice
@@ -117,16 +145,16 @@ def compare(phi, kept, records, beta, gamma, numbers, high, found, difference):
 
 
 @_exactly
-def take_step(phi, delta, kept, records, beta, gamma, alpha, numbers, weight):
+def take_step(phi, delta, kept, records, beta, gamma, alpha, bits, numbers, weight, room):
     """The paired outer step on `phi` and `delta`; `kept` becomes what theta is still to get. `weight`: what the partner's
     difference counts for."""
-    two, mean = np.float32(2), np.float32(0.5)
+    two, mean, share = np.float32(2), np.float32(0.5), np.float32(1 / (1 << bits))
     for row in range(len(phi)):
         scale, step, half, twice = numbers[row]
-        low = records[row]
+        low = _unpacked(records[row], bits, room)
         for i in range(phi.shape[1]):
             s = _exact(phi[row, i], kept[row, i], beta, gamma)
-            part = np.float32(low[ALIGN + i]) * _PART
+            part = np.float32(low[i]) * share
             other = (_left_out(s, part, half) + part) * twice
             total = (two - weight) * _own(s, scale, step) + weight * other
             late = np.float32(mean * total - s).view(np.int32)

@@ -1,16 +1,18 @@
-"""modulo8: eight bits per value, against the weights that the receiver has itself (Moniqua, arXiv 2002.11787).
+"""modulo8 and modulo4: eight or four bits per value, against the weights that the receiver has itself (Moniqua, arXiv
+2002.11787).
 
 The rule: the integer q = round(s / step) travels without its high part; the receiver takes the number congruent
 to it that lies nearest to its own message. That is q itself as long as the two messages are less than the bound
-B = 128 step apart, and a digest of the high parts proves on arrival that it is. A block of which no distance is
-known, whose bound failed last time, that is small, or that bfloat16 tells better, travels as bfloat16.
+B = 128 step (8 step) apart, and a digest of the high parts proves on arrival that it is. A block of which no distance
+is known, whose bound failed last time, that is small, or that bfloat16 tells better, travels as bfloat16.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
 import blake3
 import torch
@@ -50,11 +52,15 @@ EXACT = 1 << 21
 """Integers up to this size, and their products with a step, are exact enough in float32."""
 
 
-class Modulo8(Coder):
-    """1 byte per parameter; |s^ - s| <= B / 256 where the bound holds, never applied where it does not."""
+class Modulo(Coder):
+    """|s^ - s| is half a step at most where the bound holds, and never applied where it does not."""
+
+    BITS: ClassVar[int]
+    """Of a value that travel."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
+        self._steps = 1 << self.BITS - 1  # in a bound
         self._distance = shared.distance
         self._bounds = shared.bounds  # 0: this block of ours travels as bfloat16
         self._low = Scratch(shared.at_once, self.device)
@@ -64,6 +70,18 @@ class Modulo8(Coder):
     @staticmethod
     def largest(elements: int) -> int:
         return ALIGN + padded(2 * elements)
+
+    @abstractmethod
+    def _width(self, elements: int) -> int:
+        """Bytes of so many values."""
+
+    @abstractmethod
+    def _pack(self, whole: Tensor, out: Tensor) -> None:
+        """Put the last bits of integers into bytes, row for row."""
+
+    @abstractmethod
+    def _unpack(self, received: Tensor, out: Tensor) -> None:
+        """Put them into `out`, as float32."""
 
     def encode(self, rows: Rows, phi: Tensor, kept: Tensor, out: Tensor) -> int:
         change = self.change(kept)
@@ -85,11 +103,11 @@ class Modulo8(Coder):
         return records.numel()
 
     def _put_low(self, s: Tensor, bounds: Sequence[float], out: Tensor) -> int:
-        """A byte for each; `s` is used up."""
-        records, low = laid_out(out, s.shape, torch.uint8, ALIGN)
-        whole = self._whole.of(s.shape).copy_(s.mul_(self._column(128 / bound for bound in bounds)).round_())
-        low.copy_(self.as_kind(whole, torch.uint8))  # to eight bits: the rest of the integer falls off
-        for record, bound, high in zip(records, bounds, self._digests(whole.bitwise_right_shift_(8)), strict=True):
+        """Some bits for each; `s` is used up."""
+        records, low = laid_out(out, (len(s), self._width(s.shape[1])), torch.uint8, ALIGN)
+        whole = self._whole.of(s.shape).copy_(s.mul_(self._column(self._steps / bound for bound in bounds)).round_())
+        self._pack(whole, low)
+        for record, bound, high in zip(records, bounds, self._digests(whole.bitwise_right_shift_(self.BITS)), strict=True):
             bytes_of(record[:ALIGN])[:] = RECORD.pack(MODULO, bound, high)
         return records.numel()
 
@@ -97,8 +115,8 @@ class Modulo8(Coder):
         bounds, own = self._bounds[rows.indices], self._own.of(s.shape)
         for part, in_a_byte in stretches([bound > 0 for bound in bounds]):
             if in_a_byte:
-                whole = torch.mul(s[part], self._column(128 / bound for bound in bounds[part]), out=own[part]).round_()
-                whole.mul_(self._column(bound / 128 for bound in bounds[part]))
+                whole = torch.mul(s[part], self._column(self._steps / bound for bound in bounds[part]), out=own[part]).round_()
+                whole.mul_(self._column(bound / self._steps for bound in bounds[part]))
             else:
                 self.noise.round_rows(own[part].copy_(s[part]), rows.blocks[part], ROUNDING)
         return own
@@ -109,25 +127,25 @@ class Modulo8(Coder):
             return ALIGN + padded(2 * block.size)
         if mode != MODULO or not 1e-30 < bound < 1e30:
             raise RejectedTensorError(f"block {block.index} has the mode {mode} with a bound of {bound:g}.")
-        return ALIGN + padded(block.size)
+        return ALIGN + padded(self._width(block.size))
 
     def other(self, rows: Rows, s: Tensor, records: Records, *, check: bool) -> tuple[Tensor, list[bool]]:
         decoded, size = self._other.of(s.shape), s.shape[1]
         heads = [read_record(records.box[one]) for one in records.where]
         right = [True] * len(heads)
         for part, in_a_byte in stretches([mode == MODULO for mode, _, _ in heads]):
-            received = records.at(part, size, torch.uint8 if in_a_byte else torch.bfloat16, ALIGN)
             if not in_a_byte:
-                decoded[part].copy_(received.to(self.device))
+                decoded[part].copy_(records.at(part, size, torch.bfloat16, ALIGN).to(self.device))
                 continue
-            # q / 256 = high + low / 256, high = round(s_own / (256 step) - low / 256), and 256 steps are 2 B
-            low = self._low.of(s[part].shape).copy_(received.to(self.device))
+            # For 8 bits: q / 256 = high + low / 256, high = round(s_own / (256 step) - low / 256), and 256 steps are 2 B
+            low, share = self._low.of(s[part].shape), 0.5 / self._steps
+            self._unpack(records.at(part, self._width(size), torch.uint8, ALIGN).to(self.device), low)
             bounds = [bound for _, bound, _ in heads[part]]
             high = torch.mul(s[part], self._column(0.5 / bound for bound in bounds), out=decoded[part])
-            high.sub_(low, alpha=1 / 256).round_()
+            high.sub_(low, alpha=share).round_()
             if check:
                 right[part] = [one == told for one, (_, _, told) in zip(self._digests(high), heads[part], strict=True)]
-            high.add_(low, alpha=1 / 256).mul_(self._column(2 * bound for bound in bounds))
+            high.add_(low, alpha=share).mul_(self._column(2 * bound for bound in bounds))
         return decoded, right
 
     def apart(self, difference: Tensor) -> list[float]:
@@ -149,7 +167,7 @@ class Modulo8(Coder):
 
     def _bound(self, known: float, change: float, largest: float, typical: float) -> float:
         """Of a block with these largest values of its change and of s, and this root mean square of s."""
-        least = largest * 128 / EXACT
+        least = largest * self._steps / EXACT
         bound = max(MARGIN * known + OWN * self.settings.beta * change, least, SMALLEST_BOUND)
         # With a bound of the root mean square, our step (1/128 of it) errs as much as the rounding of bfloat16.
         if not known >= 0 or bound > FINER * typical:
@@ -161,9 +179,48 @@ class Modulo8(Coder):
         return torch.tensor([[value] for value in values], device=self.device)
 
     def _digests(self, parts: Tensor) -> list[bytes]:
-        """Of each row's high parts, what eight bits leave out."""
+        """Of each row's high parts: what the bits leave out that travel."""
         high = self._high.of(parts.shape).copy_(self.as_kind(self.as_kind(parts, torch.int32), torch.int16))
         return [digest(bytes_of(row)) for row in high]
+
+
+class Modulo8(Modulo):
+    """A byte per parameter."""
+
+    BITS = 8
+
+    def _width(self, elements: int) -> int:
+        return elements
+
+    def _pack(self, whole: Tensor, out: Tensor) -> None:
+        out.copy_(self.as_kind(whole, torch.uint8))  # to eight bits: the rest of the integer falls off
+
+    def _unpack(self, received: Tensor, out: Tensor) -> None:
+        out.copy_(received)
+
+
+class Modulo4(Modulo):
+    """Half a byte per parameter: of two that follow each other the first has the lower bits."""
+
+    BITS = 4
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._both = Scratch(shared.at_once, self.device, torch.int32)
+
+    def _width(self, elements: int) -> int:
+        return (elements + 1) // 2
+
+    def _pack(self, whole: Tensor, out: Tensor) -> None:
+        second = whole[:, 1::2]
+        both = self._both.of((len(out), out.shape[1])).copy_(whole[:, ::2]).bitwise_and_(15)
+        both[:, : second.shape[1]].add_(second, alpha=16)
+        out.copy_(self.as_kind(both, torch.uint8))
+
+    def _unpack(self, received: Tensor, out: Tensor) -> None:
+        second = out[:, 1::2]
+        out[:, ::2].copy_(received.bitwise_and(15))
+        second.copy_(received[:, : second.shape[1]].bitwise_right_shift(4))
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -65,6 +65,9 @@ OURS = replace(_PAPER, name="ours", every=0.48, codec="modulo8", turns=0, clip=1
 """A run file's defaults: the paper's outer step, a byte where its pairs send eight, twice as often, an eighth of the model at a
 time."""
 BUSY = replace(OURS, name="ours, on a busy line", busy=True, tuned_as=OURS.name)
+FOUR_BITS = replace(OURS, name="ours, in four bits, twice as often", every=0.24, codec="modulo4", tuned_as=OURS.name)
+"""With as many bytes: what an outer step needs half of is taken twice."""
+FOUR_BITS_BUSY = replace(FOUR_BITS, name="ours, in four bits, twice as often, on a busy line", busy=True)
 FIVE = replace(OURS, name="ours, in five turns", every=0.5, turns=5, tuned_as=OURS.name)
 """Of five inner steps each."""
 FIVE_BUSY = replace(FIVE, name="ours, in five turns, on a busy line", busy=True)
@@ -84,6 +87,8 @@ METHODS = (
     _PAPER,
     OURS,
     BUSY,
+    FOUR_BITS,
+    FOUR_BITS_BUSY,
     FIVE,
     FIVE_BUSY,
     BEFORE,
