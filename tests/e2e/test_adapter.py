@@ -54,7 +54,8 @@ def test_three_daemons_teach_a_model_to_answer(swarm: Swarm, tmp_path: Path) -> 
     first.run("start")
     swarm.wait("the first node tells its address", lambda: ready(first))
     everybody = [first, *(swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2))]
-    swarm.wait_paired(everybody, 9)  # of a node, the first have up to two bytes, as long as it learns fast
+    for _ in range(3):  # of a node, the first have up to two bytes, as long as it learns fast
+        swarm.wait_paired(everybody, 3)
     sent, newest = [], []
     for daemon in everybody:
         report = daemon.report
