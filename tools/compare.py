@@ -23,7 +23,6 @@ from nolocod.studies.lab.methods import (
     FIVE,
     FIVE_BUSY,
     FOUR_BITS,
-    FOUR_BITS_BUSY,
     METHODS,
     OFTEN,
     OURS,
@@ -46,8 +45,6 @@ DILOCO, PAPER, NONE, PARALLEL = "DiLoCo", "NoLoCo, the paper's", "none", "data p
 PAIRS = (
     (BUSY.name, OURS.name, 0.003),
     (BUSY.name, BEFORE_BUSY.name, -0.12),
-    (FOUR_BITS_BUSY.name, FOUR_BITS.name, 0.003),
-    (FOUR_BITS_BUSY.name, BEFORE_BUSY.name, -0.12),
     (FOUR_BITS.name, BEFORE.name, -0.08),
     (FOUR_BITS.name, OFTEN.name, 0.01),
     (FOUR_BITS.name, OURS.name, 0.0),
@@ -93,10 +90,9 @@ _SEEDS = (1, 2, 3)
 _KNOWN = {"muon": 8e-3, "adamw": 4e-3}
 """The best learning rates of ours for 0.12 M parameters; NorMuon's by trials on seeds 101 to 104 that are not kept."""
 _LIKE = Trial("none", 1, 0, 0.0)
-_OURS = (OURS.name, BUSY.name, FOUR_BITS.name, FOUR_BITS_BUSY.name)
-_MAIN = (PARALLEL, OFTEN.name, *_OURS, FIVE.name, FIVE_BUSY.name, BEFORE.name, BEFORE_BUSY.name)
+_MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, FIVE.name, FIVE_BUSY.name, BEFORE.name, BEFORE_BUSY.name)
 _SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (*_MAIN, NONE))
-_MORE = replace(_SMALLER, replicas=(8,), seeds=(1,), rates=(), methods=(OFTEN.name, *_OURS))
+_MORE = replace(_SMALLER, replicas=(8,), seeds=(1,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name))
 SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_MORE)
 """80 minutes of one core: 0.12 M parameters, at the inner optimizer's known rate; of eight replicas one seed."""
 FULL = Size((4, 8, 16), _SEEDS, RATES, True, _LIKE, beside=_SMALLER)

@@ -442,7 +442,7 @@ def test_without_known_distances_the_first_message_is_bfloat16() -> None:
 def test_partners_travel_in_a_byte_unless_they_are_farther_apart_than_all_that_train(times: float, in_a_byte: bool) -> None:
     """At the high rates of a run's first half the bound is four to ten times the weights: that took two bytes for nothing."""
     alice, _ = pair("modulo8", 14)
-    alice.weights.distance.fill_(times * OUTER.gamma * PHI / modulo.MARGIN)
+    alice.weights.distance.fill_(times * OUTER.gamma * PHI / modulo.Modulo8.MARGIN)
     assert alice.write(0).size / sum(SIZES) == pytest.approx(1 if in_a_byte else 2, abs=0.01)
 
 

@@ -66,7 +66,7 @@ def test_a_run_file_gives_a_manifest_with_defaults(tmp_path: Path) -> None:
 
 def test_every_codec_has_a_name_with_its_version() -> None:
     names = {wire_name(codec) for codec in get_args(Codec)}
-    assert len(names) == 3
+    assert len(names) == 4
     assert all(re.fullmatch(r"[a-z0-9]{1,13}/\d", name) for name in names), "a message's header holds sixteen bytes of it"
 
 

@@ -51,7 +51,7 @@ class Fused(Modulo):
         width = self._width(size)
         records = out[: count * (ALIGN + padded(width))].numpy().reshape(count, -1)
         known, bounds = self._distance[rows.indices].numpy(), np.empty(count, np.float32)
-        given = phi.numpy(), _bits(kept), known, self._beta, self._gamma, self.BITS
+        given = phi.numpy(), _bits(kept), known, self._beta, self._gamma, self.BITS, self.MARGIN, self.OWN
         scratch = self._memory[:size], self._room[:size]
         if not kernels.encode(*given, records, high := self._high_parts(rows), bounds, *scratch):
             return super().encode(rows, phi, kept, out)

@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from nolocod.outer.codec.base import ALIGN
-from nolocod.outer.codec.modulo import EXACT, FINER, MARGIN, OWN, SMALLEST_BOUND
+from nolocod.outer.codec.modulo import EXACT, FINER, SMALLEST_BOUND
 
 _ABS, _INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 _exactly = njit(cache=True, nogil=True, error_model="numpy")
@@ -71,7 +71,7 @@ def _pack(record, bits, low):
 
 
 @_exactly
-def encode(phi, kept, known, beta, gamma, bits, records, high, bounds, s, room):
+def encode(phi, kept, known, beta, gamma, bits, margin, less, records, high, bounds, s, room):
     """Put our message in whole steps, less what is left out of it, into `records`, and that into `high`. False where a block is
     to travel as bfloat16; `bounds` are those before it then. `s` is scratch, of one block."""
     steps, mask = np.int32(1 << bits - 1), np.int32((1 << bits) - 1)
@@ -82,7 +82,7 @@ def encode(phi, kept, known, beta, gamma, bits, records, high, bounds, s, room):
             most = max(most, _size(s[i]))
             most_change = max(most_change, _size(_wide(kept[row, i])))
         own, least = np.float64(beta) * np.int32(most_change).view(np.float32), np.int32(most).view(np.float32) * steps / EXACT
-        bound = max(MARGIN * known[row] + OWN * own, least, SMALLEST_BOUND)
+        bound = max(margin * known[row] + less * own, least, SMALLEST_BOUND)
         if not known[row] >= 0 or bound > FINER * math.sqrt(_squares(s) / s.size):
             return False
         bounds[row] = np.float32(bound)

@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from nolocod.outer.codec.base import Records
     from nolocod.outer.codec.blocks import Block, Rows
 
-MARGIN = 2.5
-"""The bound covers the distance known of the block times this, ..."""
-OWN = 1.0
-"""... and the largest |beta change| of the block now times this. Measured over replicas that train: one block in
-some hundred fails with a bound half as large, and a failure costs more than the finer step gains."""
 MEMORY = 0.75
 """What remains of a known distance at the next exchange, unless the new one is larger: partners differ."""
 FINER = 16.0
@@ -57,6 +52,9 @@ class Modulo(Coder):
 
     BITS: ClassVar[int]
     """Of a value that travel."""
+    MARGIN: ClassVar[float]
+    OWN: ClassVar[float]
+    """The bound covers the distance known of the block times MARGIN, and the largest |beta change| of it now times OWN."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -168,7 +166,7 @@ class Modulo(Coder):
     def _bound(self, known: float, change: float, largest: float, typical: float) -> float:
         """Of a block with these largest values of its change and of s, and this root mean square of s."""
         least = largest * self._steps / EXACT
-        bound = max(MARGIN * known + OWN * self.settings.beta * change, least, SMALLEST_BOUND)
+        bound = max(self.MARGIN * known + self.OWN * self.settings.beta * change, least, SMALLEST_BOUND)
         # With a bound of the root mean square, our step (1/128 of it) errs as much as the rounding of bfloat16.
         if not known >= 0 or bound > FINER * typical:
             return 0.0
@@ -185,9 +183,10 @@ class Modulo(Coder):
 
 
 class Modulo8(Modulo):
-    """A byte per parameter."""
+    """A byte per parameter. Measured over replicas that train: one block in some hundred fails with a bound half as large, and
+    a failure costs more than the finer step gains."""
 
-    BITS = 8
+    BITS, MARGIN, OWN = 8, 2.5, 1.0
 
     def _width(self, elements: int) -> int:
         return elements
@@ -200,9 +199,10 @@ class Modulo8(Modulo):
 
 
 class Modulo4(Modulo):
-    """Half a byte per parameter: of two that follow each other the first has the lower bits."""
+    """Half a byte per parameter: of two that follow each other the first has the lower bits. Here the finer step is worth a
+    failure."""
 
-    BITS = 4
+    BITS, MARGIN, OWN = 4, 1.25, 0.5
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

@@ -65,9 +65,10 @@ OURS = replace(_PAPER, name="ours", every=0.48, codec="modulo8", turns=0, clip=1
 """A run file's defaults: the paper's outer step, a byte where its pairs send eight, twice as often, an eighth of the model at a
 time."""
 BUSY = replace(OURS, name="ours, on a busy line", busy=True, tuned_as=OURS.name)
-FOUR_BITS = replace(OURS, name="ours, in four bits, twice as often", every=0.24, codec="modulo4", tuned_as=OURS.name)
+FOUR_BITS = replace(
+    OURS, name="ours, in four bits, twice as often", every=0.24, codec="modulo4", tuned_as=OURS.name, at_each_count=False
+)
 """With as many bytes: what an outer step needs half of is taken twice."""
-FOUR_BITS_BUSY = replace(FOUR_BITS, name="ours, in four bits, twice as often, on a busy line", busy=True)
 FIVE = replace(OURS, name="ours, in five turns", every=0.5, turns=5, tuned_as=OURS.name)
 """Of five inner steps each."""
 FIVE_BUSY = replace(FIVE, name="ours, in five turns, on a busy line", busy=True)
@@ -87,8 +88,6 @@ METHODS = (
     _PAPER,
     OURS,
     BUSY,
-    FOUR_BITS,
-    FOUR_BITS_BUSY,
     FIVE,
     FIVE_BUSY,
     BEFORE,
@@ -98,6 +97,7 @@ METHODS = (
 )
 _PAIR_AVERAGING = replace(FIVE, name="pair averaging, as ours is sent", alpha=0.0, beta=1.0, gamma=1.0)
 VARIANTS = (
+    FOUR_BITS,
     _WHOLE,
     replace(_WHOLE, name="ours, in one part, on a busy line", busy=True),
     replace(_WHOLE, name="ours, with the paper's bytes", every=0.26),
