@@ -26,7 +26,7 @@ class Duty:
     share = 1.0
 
     def __init__(self) -> None:
-        self._ended = self._took = self._computed = 0.0  # of the last inner step
+        self._ended = self._computed = 0.0  # of the last inner step
         self._asked: tuple[torch.cuda.Event, torch.cuda.Event] | None = (
             None  # where the one that may be under way begins and ends
         )
@@ -40,10 +40,10 @@ class Duty:
         else:
             replica.step()
         self._ended = perf_counter()
-        self._took = took or self._ended - began
+        took = took or self._ended - began
         alone = replica.device.type == "cpu" and len(replica.devices) == 1  # who waits for another device has it compute
-        self._computed = thread_time() - computed if alone else self._took
-        return self._took
+        self._computed = thread_time() - computed if alone else took
+        return took
 
     def _ahead(self, replica: Replica) -> float | None:
         """Ask the card for an inner step, and wait for the one before; returns the seconds of that, None if there is none.

@@ -56,16 +56,15 @@ def test_three_daemons_teach_a_model_to_answer(swarm: Swarm, tmp_path: Path) -> 
     everybody = [first, *(swarm.daemon().run("join", "--bootstrap", first.address) for _ in range(2))]
     for _ in range(3):  # of a node, the first have up to two bytes, as long as it learns fast
         swarm.wait_paired(everybody, 3)
-    sent, newest = [], []
+    sent = []
     for daemon in everybody:
         report = daemon.report
         assert report is not None
         # The loss falls from 16 to 4 in three seconds. Who comes then may be given what a donor had before, and ask another.
         assert {error.code for error in report.errors} <= {HarmfulTensorError.entry.code, FarWeightsError.entry.code}
-        committed = [row.sent / SIZE for row in report.exchanges if row.outcome == "committed"]
-        sent, newest = [*sent, *committed], [*newest, *committed[:5]]
+        sent += [row.sent / SIZE for row in report.exchanges if row.outcome == "committed"]
         assert psutil.Process(daemon.running.pid).memory_info().rss < LEAN
-    assert 1 < median(newest) < 1.03, "a byte of each value"
+    assert 1 < median(sent) < 1.03, "a byte of each value"
     assert max(sent) < 2.03, "two at first, and of matrices that could not be decoded"
     swarm.stop(*everybody)
     assert "of 201 samples 1 are left out, and 1 are cut" in everybody[1].tail(1000)

@@ -208,7 +208,7 @@ async def test_the_last_exchange_of_each_pair_is_shown_though_nodes_hold_the_new
 async def test_each_member_is_asked_again_only_after_a_while_and_told_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SLOWEST", 0.5)
+    monkeypatch.setattr(module, "_SLOWEST", 0.2)
     monkeypatch.setattr(module, "_QUICKEST", 0.01)
     monkeypatch.setattr(module, "_ROUND", 0.0)
     asked: list[float] = []
@@ -216,7 +216,7 @@ async def test_each_member_is_asked_again_only_after_a_while_and_told_nothing(
     ask = module.ask
 
     async def noted(*arguments: Any) -> object:  # noqa: ANN401  # passed on as they are
-        asked.append(trio.current_time())
+        asked.append(max(observer._asked.values(), default=0.0))  # when it was to be: a busy machine may get to it later
         told.extend(arguments[1].gossip.heartbeats)
         return await ask(*arguments)
 
@@ -224,12 +224,13 @@ async def test_each_member_is_asked_again_only_after_a_while_and_told_nothing(
     async with members(tmp_path / "nodes", 1) as nodes:
         config = settings(tmp_path / "watch", *nodes.addresses)
         async with seeking(config, nothing) as (seeker, run_id), trio.open_nursery() as nursery:
-            nursery.start_soon(Observer(seeker, await seeker.find(run_id), config, random.Random(1)).run)
-            await until(lambda: len(asked) > 4)
+            observer = Observer(seeker, await seeker.find(run_id), config, random.Random(1))
+            nursery.start_soon(observer.run)
+            await until(lambda: len(asked) > 6)
             nursery.cancel_scope.cancel()
     gaps = [later - sooner for sooner, later in pairwise(asked[1:])]
     assert told == [], "it says nothing of itself"
-    assert min(gaps) >= 0.4, "the first question is the bootstrap's; one may be noted late, where others compute"
+    assert min(gaps) >= 0.19, "the first question is the bootstrap's"
 
 
 async def test_a_run_by_invitation_is_shown_to_whom_its_owner_invited(tmp_path: Path) -> None:

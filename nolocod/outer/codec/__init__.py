@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 _KINDS: dict[Codec, type[Coder]] = {"float32": Float32, "bfloat16": BFloat16, "modulo8": Modulo8, "modulo4": Modulo4}
 WITH_LOOPS: tuple[Codec, ...] = ("modulo8", "modulo4")
-"""Those of which there are loops."""
+"""Those of which there are loops (fused.py)."""
 
 
 def coder_for(codec: Codec, shared: Shared) -> Coder:
     """The coder of one message of ours."""
     if shared.compiled and codec in WITH_LOOPS:
-        from nolocod.outer.codec import fused
+        from nolocod.outer.codec.fused import KINDS
 
-        return fused.FusedModulo8(shared) if codec == "modulo8" else fused.FusedModulo4(shared)
+        return KINDS[codec](shared)
     return _KINDS[codec](shared)
 
 

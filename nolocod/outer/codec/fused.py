@@ -6,6 +6,7 @@ compiles the loops (kernels.py) as they are first used, which takes seconds, and
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from nolocod.outer.codec.base import Records
     from nolocod.outer.codec.blocks import Rows
+    from nolocod.run.manifest import Codec
 
     Array = NDArray[Any]
 
@@ -36,8 +38,20 @@ class Fused(Modulo):
         super().__init__(shared)
         outer = shared.settings
         self._beta, self._gamma, self._alpha = np.float32(outer.beta), np.float32(outer.gamma), np.float32(outer.alpha)
-        self._memory, self._room = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint8)
+        self._memory, self._share = np.empty(BLOCK, np.float32), np.float32(0.5 / self._steps)
         self._left_out = np.empty(shared.at_once * BLOCK, np.int16)
+
+    @abstractmethod
+    def _made(self, records: Array, size: int) -> Array:
+        """Where `size` values of each record are put, in a byte each."""
+
+    @abstractmethod
+    def _put(self, made: Array, records: Array) -> None:
+        """Bring them into the records."""
+
+    @abstractmethod
+    def _came(self, records: Array, size: int) -> Array:
+        """Records whose `size` values have a byte each."""
 
     def exact(self, phi: Tensor, change: Tensor) -> Tensor:
         """As the loops have it: rounded twice, which torch does not do where it may."""
@@ -50,11 +64,12 @@ class Fused(Modulo):
             return super().encode(rows, phi, kept, out)
         width = self._width(size)
         records = out[: count * (ALIGN + padded(width))].numpy().reshape(count, -1)
-        known, bounds = self._distance[rows.indices].numpy(), np.empty(count, np.float32)
-        given = phi.numpy(), _bits(kept), known, self._beta, self._gamma, self.BITS, self.MARGIN, self.OWN
-        scratch = self._memory[:size], self._room[:size]
-        if not kernels.encode(*given, records, high := self._high_parts(rows), bounds, *scratch):
+        known, bounds = self.MARGIN * self._distance[rows.indices].double().numpy(), np.empty(count, np.float32)
+        given = phi.numpy(), _bits(kept), known, self._beta, self._gamma, self.OWN * np.float64(self._beta), self.BITS
+        made = self._made(records, size)
+        if not kernels.encode(*given, made, high := self._high_parts(rows), bounds, self._memory[:size]):
             return super().encode(rows, phi, kept, out)
+        self._put(made, records)
         self._bounds[rows.indices] = told = bounds.tolist()
         records[:, ALIGN + width :] = 0
         for record, bound, left_out in zip(records, told, _digests(high), strict=True):
@@ -66,8 +81,9 @@ class Fused(Modulo):
         if numbers is None:
             return super().compare(rows, phi, kept, records)
         found, size = np.empty((len(numbers), 3)), rows.shape[1]
-        given = phi.numpy(), _bits(kept), _arrays(records), self._beta, self._gamma, self.BITS, numbers
-        kernels.compare(*given, high := self._high_parts(rows), found, self._memory[:size], self._room[:size])
+        came = self._came(_arrays(records), size)
+        given = phi.numpy(), _bits(kept), came, self._beta, self._gamma, self._share, numbers
+        kernels.compare(*given, high := self._high_parts(rows), found, self._memory[:size])
         seen = zip(found.tolist(), _digests(high), told, strict=True)
         return [Seen(*row) if left_out == wanted else None for row, left_out, wanted in seen]
 
@@ -78,8 +94,9 @@ class Fused(Modulo):
         if numbers is None or not all(paired):
             super().step(rows, phi, delta, kept, records, paired, weight)
             return
-        given = phi.numpy(), delta.numpy(), _bits(kept), _arrays(records), self._beta, self._gamma, self._alpha, self.BITS
-        kernels.take_step(*given, numbers, np.float32(weight), self._room[: rows.shape[1]])
+        came = self._came(_arrays(records), rows.shape[1])
+        given = phi.numpy(), delta.numpy(), _bits(kept), came, self._beta, self._gamma, self._alpha, self._share
+        kernels.take_step(*given, numbers, np.float32(weight))
 
     def _numbers(self, rows: Rows, records: Records) -> tuple[Array | None, list[bytes]]:
         """What both messages are multiplied by, a row for each block: None unless the bits of each value travel both ways. And
@@ -100,9 +117,35 @@ class Fused(Modulo):
 class FusedModulo8(Fused, Modulo8):
     """A byte per parameter."""
 
+    def _made(self, records: Array, size: int) -> Array:
+        return records
+
+    def _put(self, made: Array, records: Array) -> None:
+        pass
+
+    def _came(self, records: Array, size: int) -> Array:
+        return records
+
 
 class FusedModulo4(Fused, Modulo4):
     """Half of one."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._room = np.empty(shared.at_once * (ALIGN + BLOCK), np.uint8)
+
+    def _made(self, records: Array, size: int) -> Array:
+        return self._room[: len(records) * (ALIGN + size)].reshape(len(records), -1)
+
+    def _put(self, made: Array, records: Array) -> None:
+        kernels.pack(made, records)
+
+    def _came(self, records: Array, size: int) -> Array:
+        kernels.unpack(records, came := self._made(records, size))
+        return came
+
+
+KINDS: dict[Codec, type[Fused]] = {"modulo8": FusedModulo8, "modulo4": FusedModulo4}
 
 
 def keep(theta: Tensor, phi: Tensor, noise: Tensor, kept: Tensor) -> bool:

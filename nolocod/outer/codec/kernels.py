@@ -2,8 +2,8 @@
 
 The rule: a line does what modulo.py, base.py and step.py do in several, in float32 and in their order. Sums of products are
 rounded twice, everywhere: what a node reads back is what it sent. Arrays have a row for each block: float32, but for `kept`
-(uint16: bfloat16), `records` (uint8, with the values from `ALIGN` on, in so many `bits` each) and `high` (int16). Numbers are
-float32 too, but for what bounds are made of. `room` is scratch for a block's values in a byte each, where they have fewer bits.
+(uint16: bfloat16), `records` (uint8, with the values from `ALIGN` on, a byte each) and `high` (int16). Numbers are float32 too,
+but for what bounds are made of. A record of four bits a value is packed after it was made, and unpacked before it is read.
 """
 
 # numba has no types
@@ -45,35 +45,33 @@ def _exact(phi, kept, beta, gamma):
 
 
 @_exactly
-def _low(record, bits, room):
-    """Where the values of a record are, or are to be, in a byte each."""
-    return record[ALIGN : ALIGN + room.size] if bits == 8 else room
+def pack(low, records):
+    """Put values in a byte each into `records` of four bits a value."""
+    for row in range(len(low)):
+        ours, record = low[row], records[row]
+        for i in range((ours.size - ALIGN) // 2):
+            record[ALIGN + i] = ours[ALIGN + 2 * i] | ours[ALIGN + 2 * i + 1] << np.uint8(4)
+        if ours.size & 1:
+            record[(ours.size + ALIGN) // 2] = ours[ours.size - 1]
 
 
 @_exactly
-def _unpacked(record, bits, room):
-    """The values of a record, in a byte each."""
-    low = _low(record, bits, room)
-    if bits == 4:
-        for i in range(low.size):
-            low[i] = (record[ALIGN + i // 2] >> np.uint8(4 * (i & 1))) & np.uint8(15)
-    return low
+def unpack(records, low):
+    """And back."""
+    for row in range(len(low)):
+        theirs, record = low[row], records[row]
+        for i in range((theirs.size - ALIGN) // 2):
+            theirs[ALIGN + 2 * i] = record[ALIGN + i] & np.uint8(15)
+            theirs[ALIGN + 2 * i + 1] = record[ALIGN + i] >> np.uint8(4)
+        if theirs.size & 1:
+            theirs[theirs.size - 1] = record[(theirs.size + ALIGN) // 2] & np.uint8(15)
 
 
 @_exactly
-def _pack(record, bits, low):
-    """Put values in a byte each where they go."""
-    if bits == 4:
-        for i in range(0, low.size - 1, 2):
-            record[ALIGN + i // 2] = low[i] | low[i + 1] << np.uint8(4)
-        if low.size & 1:
-            record[ALIGN + low.size // 2] = low[low.size - 1]
-
-
-@_exactly
-def encode(phi, kept, known, beta, gamma, bits, margin, less, records, high, bounds, s, room):
+def encode(phi, kept, known, beta, gamma, own, bits, records, high, bounds, s):
     """Put our message in whole steps, less what is left out of it, into `records`, and that into `high`. False where a block is
-    to travel as bfloat16; `bounds` are those before it then. `s` is scratch, of one block."""
+    to travel as bfloat16; `bounds` are those before it then: what is `known` of the distance, and `own` times our largest
+    change (float64). `s` is scratch, of one block."""
     steps, mask = np.int32(1 << bits - 1), np.int32((1 << bits) - 1)
     for row in range(len(phi)):
         most = most_change = np.int32(0)
@@ -81,17 +79,16 @@ def encode(phi, kept, known, beta, gamma, bits, margin, less, records, high, bou
             s[i] = _exact(phi[row, i], kept[row, i], beta, gamma)
             most = max(most, _size(s[i]))
             most_change = max(most_change, _size(_wide(kept[row, i])))
-        own, least = np.float64(beta) * np.int32(most_change).view(np.float32), np.int32(most).view(np.float32) * steps / EXACT
-        bound = max(margin * known[row] + less * own, least, SMALLEST_BOUND)
+        change, least = np.int32(most_change).view(np.float32), np.int32(most).view(np.float32) * steps / EXACT
+        bound = max(known[row] + own * change, least, SMALLEST_BOUND)
         if not known[row] >= 0 or bound > FINER * math.sqrt(_squares(s) / s.size):
             return False
         bounds[row] = np.float32(bound)
-        scale, low = np.float32(steps / np.float64(bounds[row])), _low(records[row], bits, room)
+        scale, low = np.float32(steps / np.float64(bounds[row])), records[row]
         for i in range(s.size):
             whole = np.int32(np.rint(s[i] * scale))
-            low[i] = np.uint8(whole & mask)
+            low[ALIGN + i] = np.uint8(whole & mask)
             high[row, i] = np.int16(whole >> np.int32(bits))
-        _pack(records[row], bits, low)
     return True
 
 
@@ -125,17 +122,16 @@ def _left_out(s, part, half):
 
 
 @_exactly
-def compare(phi, kept, records, beta, gamma, bits, numbers, high, found, difference, room):
+def compare(phi, kept, records, beta, gamma, share, numbers, high, found, difference):
     """Put what is left out of the partner's message into `high`; and into `found` the norms of our message less the partner's,
-    and of our change, and the largest of the first. `numbers`: of each row, as FusedModulo8 has them. `difference` is scratch,
-    of one block."""
-    share = np.float32(1 / (1 << bits))
+    and of our change, and the largest of the first. `numbers`: of each row, as Fused has them; `share`: of 1 that is
+    one of what came. `difference` is scratch, of one block."""
     for row in range(len(phi)):
         scale, step, half, twice = numbers[row]
-        low, most = _unpacked(records[row], bits, room), np.int32(0)
+        low, most = records[row], np.int32(0)
         for i in range(difference.size):
             s = _exact(phi[row, i], kept[row, i], beta, gamma)
-            part = np.float32(low[i]) * share
+            part = np.float32(low[ALIGN + i]) * share
             whole = _left_out(s, part, half)
             high[row, i] = np.int16(np.int32(whole))
             difference[i] = _own(s, scale, step) - (whole + part) * twice
@@ -145,16 +141,16 @@ def compare(phi, kept, records, beta, gamma, bits, numbers, high, found, differe
 
 
 @_exactly
-def take_step(phi, delta, kept, records, beta, gamma, alpha, bits, numbers, weight, room):
+def take_step(phi, delta, kept, records, beta, gamma, alpha, share, numbers, weight):
     """The paired outer step on `phi` and `delta`; `kept` becomes what theta is still to get. `weight`: what the partner's
     difference counts for."""
-    two, mean, share = np.float32(2), np.float32(0.5), np.float32(1 / (1 << bits))
+    two, mean = np.float32(2), np.float32(0.5)
     for row in range(len(phi)):
         scale, step, half, twice = numbers[row]
-        low = _unpacked(records[row], bits, room)
+        low = records[row]
         for i in range(phi.shape[1]):
             s = _exact(phi[row, i], kept[row, i], beta, gamma)
-            part = np.float32(low[i]) * share
+            part = np.float32(low[ALIGN + i]) * share
             other = (_left_out(s, part, half) + part) * twice
             total = (two - weight) * _own(s, scale, step) + weight * other
             late = np.float32(mean * total - s).view(np.int32)
