@@ -91,8 +91,8 @@ def test_how_long_a_partner_is_waited_for_follows_from_its_steps_and_ours() -> N
     assert [Limits().paced(300.0, 0, (0.1, 1e9), credit).settle_seconds for credit in (0.0, 0.25, 1.0)] == [60.0, 75.0, 300.0]
     assert Limits().paced(1e6, 0, (0.1, 1e9)).settle_seconds == 3 * SLOWEST_STEP
     assert Limits().paced(10.0, 0, (30.0, 200.0), wary=True).settle_seconds == 60.0
-    assert Limits().paced(10.0, 1_000_000_000).snapshot_seconds == 120.0
-    assert Limits().paced(10.0, 3_500_000_000).snapshot_seconds == 370.0
+    assert Limits().paced(10.0, 1_000_000_000).snapshot_seconds == 220.0
+    assert Limits().paced(10.0, 3_500_000_000).snapshot_seconds == 720.0
 
 
 @pytest.mark.parametrize("told", [math.nan, math.inf, -math.inf, -1.0, 0.0])

@@ -229,7 +229,7 @@ async def test_a_partner_s_trainer_has_half_of_our_inner_phase(virtual_clock: ob
     """But time to end a step and to write, however short ours are; and never more than the run's bounds."""
     limits, began = Limits(), trio.current_time()
     waits = [(limits.paced(phase, size).snapshot_seconds, limits.paced(phase, size).settle_seconds) for phase, size in PACED]
-    assert waits == [(30.0, 30.0), (20.0, 20.0), (30.0, 30.0), (120.0, 120.0)]
+    assert waits == [(30.0, 30.0), (20.0, 20.0), (40.0, 40.0), (120.0, 120.0)]
     wary = limits.paced(60.0, 0, wary=True)
     assert (wary.snapshot_seconds, wary.settle_seconds, wary.stall_seconds, wary.accept_seconds) == (5.0, 5.0, 15.0, 2.5)
     newcomer = limits.paced(60.0, 0, credit=0.25)
