@@ -44,7 +44,7 @@ from nolocod.p2p.transport import yamux_limits
 from nolocod.p2p.transport.buffers import HeldMemory
 from nolocod.p2p.transport.noise import MAX_HANDSHAKE
 from nolocod.p2p.transport.yamux_limits import MuxLimits
-from nolocod.proto.limits import Limits, most_bytes
+from nolocod.proto.limits import SLOWEST_DISK, Limits, most_bytes
 from nolocod.proto.receipt import MAX_LINE
 from nolocod.run import manifest
 from nolocod.run.announcements import MAX_ANNOUNCEMENT
@@ -304,7 +304,8 @@ def bounds() -> list[Bound]:
         Bound(
             "time",
             "the partner's snapshot; its inspection, on top of bytes under way",
-            f"half of our inner phase each, between 20 s (and the message at 10 MB/s) and {wire.snapshot_seconds:.0f} s; "
+            f"half of our inner phase each, between 20 s (and the message at {SLOWEST_DISK / 1e6:.0f} MB/s) and "
+            f"{wire.snapshot_seconds:.0f} s; "
             "three inner steps like ours where that is more, or of the partner, by its word, up to a phase; half of it for a "
             "newcomer, whose word counts for a quarter of a phase; a quarter where time was lost",
             "`Limits.paced`",

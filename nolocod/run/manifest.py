@@ -173,8 +173,8 @@ class Trust(Section, frozen=True):
     """
 
     clip: Annotated[float, Meta(ge=0, le=100)] = 1.5
-    """The partner's difference from us counts up to this times the median of the last 16 that were accepted
-    (ClippedGossip, arXiv 2202.01545)."""
+    """The partner's difference from us counts in full up to this times the median of the last 16 that were accepted (after
+    ClippedGossip, arXiv 2202.01545), and beyond it the less, the further away it is."""
     direction: Annotated[float, Meta(ge=0, le=1)] = 0.0  # retired, see RETIRED
     accept: Annotated[float, Meta(ge=0, le=10)] = 0.0  # retired, see RETIRED
     reputation: bool = True

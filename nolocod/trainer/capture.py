@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BELIEVED = 4.0
-"""A partner's distance is learnt whole where a quarter of it or more counts: the next one may be as far. Beyond four clip radii
-it is cut, or one who is very far would have many of our messages take two bytes."""
+"""A partner's distance is learnt whole up to so many clip radii: the next one may be as far. Beyond them it is cut, or one who
+is very far would have many of our messages take two bytes."""
 _CHANGE = 0
 """The noise stream of the kept change."""
 
@@ -359,7 +359,7 @@ class Capture:
                 paired = [one is not None for one in apart]
                 self._done(partial(Desk.step, rows=rows, records=records, paired=paired, weight=self.weight))
                 for block, one in zip(rows.blocks, apart, strict=True):
-                    self._near.coder.learn(block, None if one is None else min(1.0, _BELIEVED * self.weight) * one)
+                    self._near.coder.learn(block, None if one is None else min(1.0, _BELIEVED * self.weight**0.5) * one)
         if self._queued is not None:
             self._queued.bring_late()
 

@@ -3,8 +3,10 @@ our own change an outer step takes along, where the node's owner bounds it.
 
 The rule: with pairs there is no majority to ask, so what a partner can do is bounded by what partners did before
 (ClippedGossip, arXiv 2202.01545). v = s_j - s_i, the partner's message less ours, counts with the weight
-min(1, tau / |v|), tau = clip times the median of the last 16 accepted |v|, half of that for a partner on probation.
-Nobody is refused for being far away: two halves of a swarm that were parted must find together again.
+min(1, tau / |v|)^2, tau = clip times the median of the last 16 accepted |v|, half of that for a partner on probation. Without
+the square (ClippedGossip's own) whoever is further away moves us by all of tau: old weights always, and they fall back.
+Nobody is refused for being far away: two halves of a swarm that were parted must find together again. Where many are far away
+the median follows them.
 
 Distances follow the learning rate (arXiv 2506.10911, section 5), so they are remembered in units of it: else the
 radius would be several times too wide when a schedule ends. Until four are known, our own change stands in for them.
@@ -75,7 +77,7 @@ class Clipping:
         radius, distance = self._settings.clip * usual, math.hypot(*(norms.distance for norms in seen))
         if probation:
             radius *= ON_PROBATION
-        return radius / distance if distance > radius else 1.0
+        return (radius / distance) ** 2 if distance > radius else 1.0
 
     def accept(self, first: int, seen: Sequence[Norms], rate: float) -> None:
         """The exchange was applied: remember how far the partner was. A distance of nothing tells nothing."""

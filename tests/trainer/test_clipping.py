@@ -39,27 +39,29 @@ def clipping(*accepted: float, settings: Trust = CLIP) -> Clipping:
     return made
 
 
-def test_a_difference_counts_up_to_the_radius() -> None:
+def test_a_difference_counts_up_to_the_radius_and_beyond_it_the_less_the_further() -> None:
     one = clipping(4.0, 1.0, 2.0, 3.0, 3.5)
     assert one.weigh(0, seen(4.5), 1.0, probation=False) == 1.0
-    assert one.weigh(0, seen(9.0), 1.0, probation=False) == 1.5 * 3.0 / 9.0
-    assert one.weigh(0, seen(9.0), 1.0, probation=True) == 0.5 * 1.5 * 3.0 / 9.0
-    assert one.weigh(0, seen(9.0), 0.1, probation=False) == pytest.approx(0.1 * 1.5 * 3.0 / 9.0)
+    assert one.weigh(0, seen(9.0), 1.0, probation=False) == (1.5 * 3.0 / 9.0) ** 2
+    assert one.weigh(0, seen(9.0), 1.0, probation=True) == (0.5 * 1.5 * 3.0 / 9.0) ** 2
+    assert one.weigh(0, seen(9.0), 0.1, probation=False) == pytest.approx((0.1 * 1.5 * 3.0 / 9.0) ** 2)
+    moved = [distance * one.weigh(0, seen(distance), 1.0, probation=False) for distance in (4.5, 9.0, 45.0, 4500.0)]
+    assert moved == pytest.approx([4.5, 2.25, 0.45, 0.0045]), "nobody moves us further than from the radius"
 
 
 def test_until_there_are_four_our_own_change_stands_in() -> None:
     one = clipping(100.0, 100.0, 100.0)
-    assert one.weigh(0, seen(9.0, change=2.0), 1.0, probation=False) == 1.5 * 2 * 2.0 / 9.0
+    assert one.weigh(0, seen(9.0, change=2.0), 1.0, probation=False) == (1.5 * 2 * 2.0 / 9.0) ** 2
     one.accept(0, seen(9.0, change=2.0), 1.0)
     assert one.history.distances == ((100.0, 100.0, 100.0, 8.0),), "remembered at twice the stand-in"
-    assert one.weigh(0, seen(1000.0), 1.0, probation=False) == 1.5 * 100.0 / 1000.0
+    assert one.weigh(0, seen(1000.0), 1.0, probation=False) == (1.5 * 100.0 / 1000.0) ** 2
 
 
 def test_fragments_together_have_one_weight_and_each_its_history() -> None:
     one = Clipping(CLIP, 3)
     one.restore(History(((1.0,) * 4, (3.0,) * 4, (4.0,) * 4)))
     both = [Norms(30.0, 1.0), Norms(40.0, 1.0)]
-    assert one.weigh(1, both, 1.0, probation=False) == pytest.approx(1.5 * 5.0 / 50.0)
+    assert one.weigh(1, both, 1.0, probation=False) == pytest.approx((1.5 * 5.0 / 50.0) ** 2)
     one.accept(1, both, 1.0)
     assert [known[4:] for known in one.history.distances] == [(), (6.0,), (8.0,)]
 
@@ -69,7 +71,7 @@ def test_nobody_widens_the_radius_by_being_far_away() -> None:
     for _ in range(4):
         one.accept(0, seen(1e6), 1.0)
     assert one.history.distances == ((*[1.0] * 12, *[2.0] * 4),)
-    assert one.weigh(0, seen(3.0), 1.0, probation=False) == 0.5, "a quarter of the partners moved nothing"
+    assert one.weigh(0, seen(3.0), 1.0, probation=False) == 0.25, "a quarter of the partners moved nothing"
     one.accept(0, seen(1.0), 1.0)
     assert len(one.history.distances[0]) == 16
     assert one.history.distances[0][-5:] == (2.0, 2.0, 2.0, 2.0, 1.0)
@@ -134,7 +136,7 @@ def test_the_outer_step_of_a_clipped_partner_is_the_formula(tmp_path: Path, code
     weights, expected = [], []
     for index, node in enumerate(nodes):
         change = settings.beta * (node.theta - node.phi)[span].double().norm().item()
-        weights.append(0.2 * 2 * change / distance)
+        weights.append((0.2 * 2 * change / distance) ** 2)
         mean = sent[index] + weights[-1] * (sent[1 - index] - sent[index]) / 2
         expected.append(settings.alpha * node.delta[span].double() + mean - settings.gamma * node.phi[span].double())
     assert weights[0] < weights[1] < 1
