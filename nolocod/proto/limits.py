@@ -102,7 +102,7 @@ class Limits:
         """For a partner of a node whose inner phase takes `phase` seconds, with the `Standing.step_seconds` of both in
         `steps`, ours first; for its word it is waited for `credit` phases at most.
 
-        In half of the phase, or 20 s and as long as `SLOWEST_DISK` takes, any trainer with short steps ends its step, and writes
+        In half of the phase, or in 20 s and what `SLOWEST_DISK` takes, any trainer with short steps ends its step, and writes
         or inspects `size` bytes, also one ten times as slow; one with long steps may take as long as some of them, and takes
         several in a phase, as all do. Who has less credit than a phase has half of it. Where we are `wary` each part has a
         quarter of the 20 s, or two steps like ours: enough for a trainer like ours, and for a line that stands still."""
