@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 MEMORY = 0.75
 """What remains of a known distance at the next exchange, unless the new one is larger: partners differ."""
 FINER = 16.0
-"""Where the steps of bfloat16 are finer than ours by more than this, on average, its two bytes are worth it: the partner is far
-beyond all others then. Replicas that train fast are so far apart that by a quarter of this most of a run's first half took two
-bytes, and learnt nothing better (docs/evidence.md)."""
+"""Where the steps of bfloat16 are finer than those of eight bits by more than this, on average, its two bytes are worth it: the
+partner is far beyond all others then. Replicas that train fast are so far apart that by a quarter of this most of a run's first
+half took two bytes, and learnt nothing better (docs/evidence.md). Four bits take two bytes for the same partners."""
 SMALLEST = 1024
 """Blocks of fewer elements travel as bfloat16: their largest distance tells little about the next one."""
 
@@ -167,7 +167,7 @@ class Modulo(Coder):
         """Of a block with these largest values of its change and of s, and this root mean square of s."""
         least = largest * self._steps / EXACT
         bound = max(self.MARGIN * known + self.OWN * self.settings.beta * change, least, SMALLEST_BOUND)
-        # With a bound of the root mean square, our step (1/128 of it) errs as much as the rounding of bfloat16.
+        # With a bound of the root mean square, a step of eight bits (1/128 of it) errs as much as the rounding of bfloat16.
         if not known >= 0 or bound > FINER * typical:
             return 0.0
         return float(struct.unpack("<f", struct.pack("<f", bound))[0])
