@@ -8,6 +8,8 @@ that another process needs.
 
 `-m "not system"` is the unit suite: modules that neither open sockets nor start processes, by what they import, and that are
 not in those folders.
+
+A GPU is hidden: what is the same to the bit on processors need not be so there. `-m gpu` runs the tests that need one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+import torch
 
 from nolocod.trainer.settled import importing
 
@@ -53,6 +56,11 @@ LONGEST = ("test_life_of_a_run", "test_faults_live", "test_testnet", "test_relea
 """Groups that begin before all others, in this order."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the processes that tests start too
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """A quarter of the time that it takes to import all tests went to garbage, of which there is none."""
@@ -67,6 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         assert isinstance(item, pytest.Function)
         has_daemons = item.path.parent in WITH_DAEMONS
         name = f"{item.path.parent.name}/{item.path.stem}"
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip("needs a GPU, and -m gpu"))
         if has_daemons or name in SHARING:
             item.add_marker(pytest.mark.xdist_group(name))
         if modules.setdefault(item.module, has_daemons or is_system(item.module)):

@@ -1,10 +1,10 @@
-"""NoLoCo beside the methods that it could be replaced by, at equal tokens: the tables `compare` of docs/evidence.md.
+"""NoLoCo beside the methods that it could be replaced by, at equal tokens: the tables `compare` of docs/evidence.md, gpu.md.
 
-    python -m tools.compare [--reduced | --small | --gpu] [--workers N] [--kept FILE] [--into docs]
+    python -m tools.compare [--reduced | --small | --gpu] [--workers N] [--kept FILE] [--kept-only] [--into docs]
 
 The rule: the learning rate of each method is tuned for itself, on a budget that is the same for all (one seed, four
-replicas, half the steps, the same rates); then every method trains on the same tokens in the same order for each
-seed, and what is told of two methods are differences on the same seed.
+replicas, half the steps, the same rates), and on a GPU that of each inner optimizer, by one replica alone; then every method
+trains on the same tokens in the same order for each seed, and what is told of two methods are differences on the same seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tools.study import carry_out, parser_of, place_of
 from tools.trials import RATES, TUNING_SEED, perform_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from nolocod.studies.lab.multi_replica import Point
     from tools.trials import Book
@@ -84,6 +84,8 @@ class Size:
     methods: tuple[str, ...] = tuple(method.name for method in METHODS)
     beside: Size | None = None
     """What is compared with another model, or among more replicas."""
+    alone: int = 0
+    """So many steps of one replica alone try `rates`, for each inner optimizer; 0: each method's own replicas do."""
 
 
 _SEEDS = (1, 2, 3)
@@ -96,12 +98,18 @@ _MORE = replace(_SMALLER, replicas=(8,), seeds=(1,), rates=(), methods=(OFTEN.na
 SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_MORE)
 """80 minutes of one core: 0.12 M parameters, at the inner optimizer's known rate; of eight replicas one seed."""
 FULL = Size((4, 8, 16), _SEEDS, RATES, True, _LIKE, beside=_SMALLER)
-GPU = Size(
-    (4,), _SEEDS, (5e-4, 1e-3, 2e-3), False,
-    replace(_LIKE, model="10m", batch=8, sequence=256, device="cuda"),
-    (PARALLEL, OFTEN.name, PAPER, OURS.name, BUSY.name, NONE),
+_RATES_GPU = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+_LARGER = Size(
+    (4,), (1,), _RATES_GPU, False,
+    replace(_LIKE, model="125m", batch=8, sequence=512, steps=600, held_out=16, points=2, device="cuda"),
+    (OFTEN.name, OURS.name, BUSY.name), alone=200,
 )  # fmt: skip
-"""What is compared where there is a GPU: ten million parameters."""
+GPU = Size(
+    (4,), (1,), _RATES_GPU, False,
+    replace(_LIKE, model="10m", batch=8, sequence=256, steps=1800, device="cuda"),
+    (PARALLEL, OFTEN.name, OURS.name, BUSY.name, BEFORE.name, NONE), beside=_LARGER, alone=300,
+)  # fmt: skip
+"""What is compared where there is a GPU: 10.7 and 113 million parameters."""
 REDUCED = Size(
     (4,), (1,), (4e-3,), False,
     replace(_LIKE, model="micro", steps=300, phase=20, sequence=32, held_out=16, points=1),
@@ -128,11 +136,13 @@ class Comparison:
     ends: dict[tuple[str, int], list[Point]]
     size: Size
     beside: Comparison | None = None
+    missing: tuple[str, ...] = ()
+    """What was not trained on every seed."""
 
     def to_text(self) -> str:
         """Tables in Markdown."""
-        lines = []
-        for count in self.size.replicas:
+        lines = [f"\nNot trained yet: {', '.join(self.missing)}."] if self.missing else []
+        for count in self.size.replicas if self.ends else ():
             methods = self.methods_at(count)
             lines += [
                 f"\n{count} replicas, {self.size.like.steps} inner steps each (bytes: sent by a node, per parameter and "
@@ -141,8 +151,9 @@ class Comparison:
                 "|---|---|---|---|---|---|---|",
             ]
             lines += [self._row(name, count) for name in methods]
-        lines += ["\n| claim | holds | seen |", "|---|---|---|"]
-        lines += [f"| {claim.text} | {'yes' if claim.holds else 'no'} | {claim.seen} |" for claim in self.claims()]
+        if claims := self.claims():
+            lines += ["\n| claim | holds | seen |", "|---|---|---|"]
+            lines += [f"| {claim.text} | {'yes' if claim.holds else 'no'} | {claim.seen} |" for claim in claims]
         if self.beside is not None:
             like = self.beside.size.like
             what = "with other numbers of replicas" if like == self.size.like else f"with another model ({like.model})"
@@ -176,7 +187,8 @@ class Comparison:
 
     def _row(self, name: str, count: int) -> str:
         ends = self.at(name, count)
-        differences = [100 * difference for difference in self.differences(name, _BESIDE, count)]
+        compared = (_BESIDE, count) in self.ends
+        differences = [100 * difference for difference in self.differences(name, _BESIDE, count)] if compared else []
         cells = [
             name,
             f"{BY_NAME[name].sent(count, self.size.like.phase):.3g}",
@@ -197,18 +209,24 @@ class Comparison:
         return (none - own) / (none - diloco)
 
 
-def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None]) -> Comparison:
-    """Do what is not done yet, and compare."""
+def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None], *, trains: bool = True) -> Comparison:
+    """Do what is not done yet, unless it is not to train, and compare."""
+
+    def perform(trials: Iterable[Trial]) -> None:
+        if trains:
+            perform_all(trials, book, workers, tell)
+
     methods = list(dict.fromkeys(method for method, _ in _all(size)))
     rates = {method.name: size.rates[0] if size.rates else _KNOWN[method.optimizer] for method in methods}
     if len(size.rates) > 1:
-        perform_all((trial for method in methods for trial in _tuning(method, size)), book, workers, tell)
-        rates = {method.name: _best(method, size, book) for method in methods}
+        perform(trial for method in methods for trial in _tuning(method, size))
+        rates |= {method.name: best for method in methods if (best := _best(method, size, book))}
     trials = {(method.name, count): list(_seeds(method, count, rates, size)) for method, count in _all(size)}
-    perform_all((trial for some in trials.values() for trial in some), book, workers, tell)
-    ends = {key: [book[trial][-1] for trial in some] for key, some in trials.items()}
-    beside = None if size.beside is None else compare(size.beside, book, workers, tell)
-    return Comparison(rates, ends, size, beside)
+    perform(trial for some in trials.values() for trial in some)
+    ends = {key: [book[trial][-1] for trial in some] for key, some in trials.items() if all(trial in book for trial in some)}
+    beside = None if size.beside is None else compare(size.beside, book, workers, tell, trains=trains)
+    missing = tuple(f"{name} at {count} replicas" for name, count in trials if (name, count) not in ends)
+    return Comparison(rates, ends, size, beside, missing)
 
 
 def _all(size: Size) -> Iterator[tuple[Method, int]]:
@@ -222,14 +240,19 @@ def _all(size: Size) -> Iterator[tuple[Method, int]]:
 
 
 def _tuning(method: Method, size: Size) -> Iterator[Trial]:
-    tuned = BY_NAME[method.tuned_as or method.name]
+    if size.alone:
+        tuned, count = replace(BY_NAME[NONE], optimizer=method.optimizer, schedule=method.schedule), 1
+    else:
+        tuned, count = BY_NAME[method.tuned_as or method.name], size.replicas[0]
+    like = replace(size.like, steps=size.alone or size.like.steps // 2, points=1)
     for rate in size.rates:
-        like = replace(size.like, steps=size.like.steps // 2, points=1)
-        yield _trial(tuned, like, replicas=size.replicas[0], seed=TUNING_SEED, learning_rate=rate)
+        yield _trial(tuned, like, replicas=count, seed=TUNING_SEED, learning_rate=rate)
 
 
-def _best(method: Method, size: Size, book: Book) -> float:
-    return min(_tuning(method, size), key=lambda trial: book[trial][-1].mean).learning_rate
+def _best(method: Method, size: Size, book: Book) -> float | None:
+    """None if none was tried."""
+    tried = [trial for trial in _tuning(method, size) if trial in book]
+    return min(tried, key=lambda trial: book[trial][-1].mean).learning_rate if tried else None
 
 
 def _seeds(method: Method, count: int, rates: dict[str, float], size: Size) -> Iterator[Trial]:
@@ -247,15 +270,18 @@ def main() -> None:
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--reduced", action="store_true", help="a minute: a smaller model, fewer trials")
     sizes.add_argument("--small", action="store_true", help="80 minutes of one core: 0.12 M parameters")
-    sizes.add_argument("--gpu", action="store_true", help="10 M parameters on this machine's GPU")
+    sizes.add_argument("--gpu", action="store_true", help="10 and 113 M parameters on this machine's GPU")
+    parser.add_argument("--kept-only", action="store_true", help="show what is kept, and train nothing")
     options = parser.parse_args()
-    place = place_of(parser, options, "compare-gpu" if options.gpu else "compare-small" if options.small else "compare")
+    name = "compare-gpu" if options.gpu else "compare-small" if options.small else "compare"
+    place = place_of(parser, options, name, "gpu.md" if options.gpu else "evidence.md")
     size = GPU if options.gpu else SMALL if options.small else REDUCED if options.reduced else FULL
+    trains = not options.kept_only
     try:
-        pick_device(size.like.device)
+        pick_device(size.like.device if trains else "cpu")
     except DeviceError as error:
         parser.error(f"{error.cause} Leave out --gpu to compare small models on the CPU.")
-    carry_out(lambda book, workers, tell: compare(size, book, workers, tell).to_text(), options, place)
+    carry_out(lambda book, workers, tell: compare(size, book, workers, tell, trains=trains).to_text(), options, place)
 
 
 if __name__ == "__main__":

@@ -30,15 +30,17 @@ def parser_of(name: str, text: str) -> argparse.ArgumentParser:
         "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at the same time (%(default)s)"
     )
     parser.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results (%(default)s)")
-    parser.add_argument("--into", type=Path, metavar="DIR", help="write the tables into evidence.md there")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="write the tables into their page there")
     return parser
 
 
-def place_of(parser: argparse.ArgumentParser, options: argparse.Namespace, name: str) -> Place | None:
+def place_of(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, name: str, page: str = "evidence.md"
+) -> Place | None:
     """Where the tables go, if anywhere; ends with a usage error where the study is not the whole one."""
     if options.reduced and options.into:
         parser.error("--into is for the whole study")
-    return Place(options.into / "evidence.md", name, "Name the folder of the page with --into.") if options.into else None
+    return Place(options.into / page, name, "Name the folder of the page with --into.") if options.into else None
 
 
 def carry_out(tables: Tables, options: argparse.Namespace, place: Place | None) -> None:

@@ -56,8 +56,8 @@ def plain_head(model: Any) -> torch.nn.Linear | None:  # noqa: ANN401 - transfor
     hidden, logits = (torch.empty(1, 2, size, device=head.weight.device) for size in (head.in_features, head.out_features))
     ids = torch.zeros(1, 2, dtype=torch.int64, device=head.weight.device)
     body = _replaced(model.base_model, lambda *_, **__: _Output(hidden))
-    # a model that asks its own body for more has whole logits
-    with suppress(AttributeError, TypeError, ValueError), body, _replaced(head, lambda _: logits):
+    # a model that asks its own body for more has whole logits, and one that computes where there are no values (meta)
+    with suppress(AttributeError, TypeError, ValueError, RuntimeError), body, _replaced(head, lambda _: logits):
         if model(input_ids=ids).logits is logits:
             return head
     return None

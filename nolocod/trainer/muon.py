@@ -3,13 +3,15 @@ then rows of alike size (arXiv 2510.05491); columns where a matrix has more of t
 
 The rule: an update of RMS 0.2 whatever the matrix's shape, so that one learning rate serves these matrices and what AdamW
 trains beside them. `torch.optim.Muon` computes as much one matrix at a time, in bfloat16 where a CPU has none, and cannot
-leave a step out without asking the device; here equal shapes go together, in the fastest type that the device multiplies.
+leave a step out without asking the device; here equal shapes go together, state and all, in the fastest type that the device
+multiplies: as many operations per shape, however many matrices have it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,17 +41,23 @@ class Muon:
 
     def __init__(self, matrices: Sequence[Tensor], shapes: Sequence[torch.Size]) -> None:
         """Of matrices of these `shapes`, whole as they are here, or some rows of each (shards.py)."""
-        self.momentum = [torch.zeros_like(matrix, requires_grad=False) for matrix in matrices]
-        self.squares = [
-            matrix.new_full(lines(shape, len(matrix)), _mean_square(shape), requires_grad=False)
-            for matrix, shape in zip(matrices, shapes, strict=True)
-        ]
-        self._stacks: list[tuple[torch.Size, list[tuple[Tensor, Tensor, Tensor]]]] = []
-        states = list(zip(matrices, self.momentum, self.squares, strict=True))
+        self.momentum, self.squares = ([torch.empty(0)] * len(shapes) for _ in range(2))
+        self._stacks: list[_Stack] = []
         for shape in dict.fromkeys(shapes):
-            alike = [state for state, one in zip(states, shapes, strict=True) if one == shape]
+            alike = [index for index, one in enumerate(shapes) if one == shape]
             count = max(1, _MOST // shape.numel())
-            self._stacks += [(shape, alike[start : start + count]) for start in range(0, len(alike), count)]
+            for start in range(0, len(alike), count):
+                self._stacks.append(self._stack(shape, alike[start : start + count], matrices))
+
+    def _stack(self, shape: torch.Size, numbers: Sequence[int], matrices: Sequence[Tensor]) -> _Stack:
+        """Of the matrices with these `numbers`."""
+        here = [matrices[number] for number in numbers]
+        rows = len(here[0])
+        momentum = here[0].new_zeros((len(here), *here[0].shape), requires_grad=False)
+        squares = here[0].new_full((len(here), *lines(shape, rows)), _mean_square(shape), requires_grad=False)
+        for number, one, other in zip(numbers, momentum, squares, strict=True):
+            self.momentum[number], self.squares[number] = one, other
+        return _Stack(shape, here, momentum, squares)
 
     def _orthogonal(self, stack: Tensor, rows: int) -> Tensor:
         return orthogonal(stack)
@@ -62,20 +70,29 @@ class Muon:
     def step(self, rate: float, decay: float, finite: Tensor) -> None:
         """Take one step at learning rate `rate` with weight decay `decay`; none, bit for bit, where `finite` is 0 (float32)."""
         kept, takes = 1 - finite * (rate * decay), finite > 0
-        for shape, stack in self._stacks:
-            directions = []
-            for matrix, momentum, _ in stack:
-                gradient = torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
-                # One that is not finite must not touch the momentum; the update that this gives is multiplied by 0.
-                gradient = torch.where(takes, gradient, momentum)
-                momentum.lerp_(gradient, 1 - MOMENTUM)
-                directions.append(gradient.lerp_(momentum, MOMENTUM))
-            updates = self._orthogonal(torch.stack(directions), shape[0]).float()
+        for stack in self._stacks:
+            shape, momentum, squares = stack.shape, stack.momentum, stack.squares
+            gradients = torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in stack.matrices])
+            # One that is not finite must not touch the momentum; the update that this gives is multiplied by 0.
+            gradients = torch.where(takes, gradients, momentum)
+            momentum.lerp_(gradients, 1 - MOMENTUM)
+            updates = self._orthogonal(gradients.lerp_(momentum, MOMENTUM), shape[0]).float()
             found = updates.square().mean(2, keepdim=True) if _by_rows(shape) else self._columns(updates, shape[0])
-            sizes = finite * (-rate * _UPDATE)
-            for (matrix, _, squares), update, new in zip(stack, updates, found, strict=True):
-                squares.lerp_(torch.where(takes, new, squares), 1 - _MEMORY)
-                matrix.mul_(kept).addcmul_(update, squares.clamp(min=_LEAST * _mean_square(shape)).rsqrt() * sizes)
+            squares.lerp_(torch.where(takes, found, squares), 1 - _MEMORY)
+            sizes = squares.clamp(min=_LEAST * _mean_square(shape)).rsqrt() * (finite * (-rate * _UPDATE))
+            torch.mul(updates, sizes, out=gradients)  # whose rows lie as the matrices' do: one kernel adds them all
+            torch._foreach_mul_(stack.matrices, kept)
+            torch._foreach_add_(stack.matrices, gradients.unbind())
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """What is computed together: matrices of one `shape`, whole, and their state, a row of it each."""
+
+    shape: torch.Size
+    matrices: list[Tensor]
+    momentum: Tensor
+    squares: Tensor
 
 
 def _by_rows(shape: Sequence[int]) -> bool:
@@ -105,8 +122,8 @@ def orthogonal(stack: Tensor) -> Tensor:
 
 
 def scratch(shapes: Sequence[tuple[int, ...]]) -> int:
-    """Bytes that a step takes beside gradients and momentum, in float32: of the matrices that go together their directions, the
-    stack of these, and two more in the iteration."""
+    """Bytes that a step takes beside gradients and momentum, in float32: of the matrices that go together their directions, and
+    three more in the iteration."""
     together = (min(count, max(1, _MOST // math.prod(shape))) * math.prod(shape) for shape, count in Counter(shapes).items())
     return 4 * 4 * max(together, default=0)
 

@@ -25,8 +25,6 @@ SIZES = (1500, 3, 3 * BLOCK + 4000, 130, 130)
 CPU = torch.device("cpu")
 WHOLE = slice(0, 4)
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-
 
 @pytest.fixture(autouse=True)
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +336,7 @@ def test_nothing_is_brought_of_a_subject_that_there_is_not() -> None:
     assert node.weights.ahead._brought is None
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("codec", ["float32", "modulo8"])
 def test_so_it_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch, codec: Codec) -> None:
     device = torch.device("cuda")
@@ -350,7 +348,7 @@ def test_so_it_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch, codec: Codec) -> Non
         assert torch.equal(one, other)
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_large_ones_go_through_two_pieces(kind: torch.dtype) -> None:
     near = torch.randn(5 * PIECE + 7).to(kind)
@@ -359,7 +357,7 @@ def test_large_ones_go_through_two_pieces(kind: torch.dtype) -> None:
     assert torch.equal(far.cpu(), near)
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_what_is_brought_next_waits_for_what_is_still_read() -> None:
     here, values, theta = Ahead(torch.device("cuda")), torch.ones(PIECE), torch.zeros(PIECE, device="cuda")
     here.bring(slice(0, PIECE), values, values)
@@ -373,7 +371,7 @@ def test_what_is_brought_next_waits_for_what_is_still_read() -> None:
     assert torch.equal(theta.cpu(), values)
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_training_does_not_wait_for_the_bus() -> None:
     """The card is kept busy by hand: what is brought and what goes back is there before that ends."""
     node, device = Node("modulo8", 1.0, 1, torch.device("cuda")), torch.device("cuda")

@@ -97,6 +97,13 @@ def test_a_model_that_asks_its_body_for_more_has_whole_logits() -> None:
     assert plain_head(model) is None
 
 
+def test_a_model_that_asks_for_values_where_there_are_none_has_whole_logits() -> None:
+    """As OPT does of its mask in transformers 5.17, whose layers are asked past the body."""
+    model = model_of("llama").to("meta")
+    model.forward = lambda input_ids: model.lm_head(input_ids).sum() if input_ids.all().item() else None  # type: ignore[method-assign]
+    assert plain_head(model) is None
+
+
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("bias", [False, True])
 def test_in_bfloat16_the_loss_is_in_float32_and_gradients_add_up_in_it(bias: bool) -> None:

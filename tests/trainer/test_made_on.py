@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 OUTER = Outer(alpha=0.5, beta=0.7, gamma=0.9)
 SIZES = (1500, 3, 7 * BLOCK + 4000, 130, 130)
 FAR = torch.device("cpu", 0)
@@ -261,7 +260,7 @@ def test_loops_do_what_there_is_to_do_in_a_byte_and_leave_the_rest(codec: Codec,
     assert done["keep"] == done["add"] == 2 * len(Plan(codec, OUTER, fragments_of(SIZES, 1)).fragments[0].blocks)
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_a_gpu_decodes_what_the_processor_does() -> None:
     there = MadeOn(torch.device("cuda"), 16)
     assert chosen(Plan("modulo8", OUTER, ()), there, clock=ticking(2.0, 1.0)) is there

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nolocod.run.manifest import Inner, Manifest
 from nolocod.trainer import muon
@@ -114,6 +116,28 @@ def test_a_step_left_out_changes_no_bit_of_weights_or_state() -> None:
         now = (*ours, *optimizer.momentum, *optimizer.squares)
         same = [torch.equal(one, other) for one, other in zip(before, now, strict=True)]
         assert same == [not math.isfinite(factor)] * len(same)
+
+
+def test_a_step_asks_for_as_many_operations_however_many_matrices_are_alike() -> None:
+    """Each costs a GPU's host some microseconds, of which small models have few."""
+
+    class Counted(TorchDispatchMode):
+        asked = 0
+
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+            self.asked += 1
+            return operation(*args, **(kwargs or {}))
+
+    found = []
+    for count in (2, 12):
+        ours = [torch.nn.Parameter(torch.ones(8, 24)) for _ in range(count)]
+        for one in ours:
+            one.grad = torch.ones(8, 24)
+        optimizer = muon.Muon(ours, [one.shape for one in ours])
+        with Counted() as counted:
+            optimizer.step(0.1, 0.2, torch.tensor(1.0))
+        found.append(counted.asked)
+    assert found[0] == found[1] < 100
 
 
 def test_a_matrix_without_a_gradient_moves_by_its_momentum_alone() -> None:

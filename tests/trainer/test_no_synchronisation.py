@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nolocod.trainer.replica import Replica
 
 CPU = torch.device("cpu")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 _ASK = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "unique_consecutive", "_unique2", "bincount"}
 """Operations whose result, or its size, the host must know."""
 
@@ -154,7 +153,7 @@ def test_nor_does_an_outer_step_between_inner_steps(
     take_outer_step(replica, asking)
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_nor_does_an_outer_step_ask_a_gpu(tmp_path: Path) -> None:
     text, place = write_text(tmp_path), Place(torch.device("cuda"))
     replica = open_replica(sealed_run(), "alice", text, tmp_path / "cache", place)
@@ -181,7 +180,7 @@ def test_nor_does_an_outer_step_ask_a_gpu(tmp_path: Path) -> None:
     assert torch.equal(replica.theta.cpu(), replica.phi)
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
 def test_nor_on_a_gpu(tmp_path: Path, kind: str) -> None:
     sealed = sealed_run(model=CASES[kind] | {"model_type": kind})

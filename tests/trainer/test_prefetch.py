@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 CARD = torch.device("cuda")
 INNER = Inner(steps=4, batch=2, accumulation=2, sequence=32)
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-
 
 @pytest.fixture
 def laid(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -105,7 +103,7 @@ def test_what_is_read_ahead_for_a_gpu_is_counted() -> None:
     assert estimate(large, devices=(CARD,)).text == 2 * 2 * 8 * (1 << 16) * 33
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_a_gpu_reads_windows_where_they_lie(tmp_path: Path) -> None:
     replica = open_replica(sealed_run(inner=INNER), "alice", write_text(tmp_path), tmp_path / "cache", Place(CARD))
     windows = torch.from_numpy(replica.source.take(4))

@@ -22,6 +22,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "0.4m": presets.llama(96, 3, 4, 256),
     "small": presets.MODELS["small"],
     "10m": presets.MODELS["10m"],
+    "125m": presets.llama(768, 12, 12, 3072),
 }
 
 
