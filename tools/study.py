@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     Tables = Callable[[Book, int, Callable[[str], None]], str]
 
 
+ON_A_GPU = 3
+"""Trials at the same time on a card, which serves one process after the other."""
+
+
 def parser_of(name: str, text: str) -> argparse.ArgumentParser:
     """Of `python -m tools.NAME`: what both take."""
     parser = argparse.ArgumentParser(prog=f"python -m tools.{name}", description=text)
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at the same time (%(default)s)"
-    )
+    parser.add_argument("--workers", type=int, metavar="N", help=f"trials at the same time (one per core, {ON_A_GPU} on a GPU)")
     parser.add_argument("--kept", type=Path, default=Path("docs/evidence.jsonl"), metavar="FILE", help="results (%(default)s)")
     parser.add_argument("--into", type=Path, metavar="DIR", help="write the tables into their page there")
     return parser
@@ -45,7 +47,8 @@ def place_of(
 
 def carry_out(tables: Tables, options: argparse.Namespace, place: Place | None) -> None:
     """Perform what is not kept yet, telling of each on stderr, and show the tables."""
-    text = tables(book(options.kept), options.workers, lambda line: print(line, file=sys.stderr))  # noqa: T201
+    workers = options.workers or (ON_A_GPU if "gpu" in options and options.gpu else os.cpu_count() or 1)
+    text = tables(book(options.kept), workers, lambda line: print(line, file=sys.stderr))  # noqa: T201
     if place is not None:
         place.fill(text)
     print(text)  # noqa: T201
