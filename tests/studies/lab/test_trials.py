@@ -9,7 +9,7 @@ import pytest
 
 from nolocod.run.manifest import Manifest
 from nolocod.run.run_file import from_table
-from nolocod.studies.lab.methods import BEFORE_BUSY, BUSY, BY_NAME, FIVE, OFTEN, OURS
+from nolocod.studies.lab.methods import BEFORE, BEFORE_BUSY, BUSY, BY_NAME, FIVE, OFTEN, OURS
 from nolocod.studies.lab.trials import Trial
 from tools import choices, compare
 from tools.trials import book, perform
@@ -112,3 +112,20 @@ def test_a_comparison_claims_what_was_trained_on_both_sides_and_no_more(tmp_path
     assert claim.holds == (mine < theirs)
     assert claim.seen.startswith(f"{100 * (mine / theirs - 1):+.2f} to"), "of 2 replicas alone"
     assert found.beside.rates == dict.fromkeys(few, 1e-3)
+
+
+def test_what_was_not_trained_yet_is_told_and_the_rate_is_the_best_of_one_replica_alone(tmp_path: Path) -> None:
+    like = replace(TINY, model="micro")
+    part = compare.Size((2,), (1,), (1e-3, 1e-2), False, like, (compare.NONE,), alone=like.steps)
+    whole, kept = replace(part, methods=(compare.NONE, OURS.name, BEFORE.name)), book(tmp_path / "kept.jsonl")
+    told: list[str] = []
+    done = compare.compare(part, kept, 1, told.append)
+    assert sum("1 replicas, seed 100" in line for line in told) == 2
+    alone = {trial.learning_rate: points[-1].mean for trial, points in kept.items() if trial.replicas == 1}
+    assert done.rates == {compare.NONE: min(alone, key=lambda rate: alone[rate])}
+    told.clear()
+    text = compare.compare(whole, kept, 1, told.append, trains=False).to_text()
+    assert not told, "nothing is trained"
+    assert f"Not trained yet: {OURS.name} at 2 replicas, {BEFORE.name} at 2 replicas." in text
+    assert "| none | 0 | " in text
+    assert "| ours |" not in text
