@@ -136,12 +136,11 @@ class Comparison:
     ends: dict[tuple[str, int], list[Point]]
     size: Size
     beside: Comparison | None = None
-    missing: tuple[str, ...] = ()
-    """What was not trained on every seed."""
 
     def to_text(self) -> str:
         """Tables in Markdown."""
-        lines = [f"\nNot trained yet: {', '.join(self.missing)}."] if self.missing else []
+        missing = [f"{one.name} at {count} replicas" for one, count in _all(self.size) if (one.name, count) not in self.ends]
+        lines = [f"\nNot trained yet: {', '.join(missing)}."] if missing else []
         for count in self.size.replicas if self.ends else ():
             methods = self.methods_at(count)
             lines += [
@@ -225,8 +224,7 @@ def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None], *
     perform(trial for some in trials.values() for trial in some)
     ends = {key: [book[trial][-1] for trial in some] for key, some in trials.items() if all(trial in book for trial in some)}
     beside = None if size.beside is None else compare(size.beside, book, workers, tell, trains=trains)
-    missing = tuple(f"{name} at {count} replicas" for name, count in trials if (name, count) not in ends)
-    return Comparison(rates, ends, size, beside, missing)
+    return Comparison(rates, ends, size, beside)
 
 
 def _all(size: Size) -> Iterator[tuple[Method, int]]:

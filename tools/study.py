@@ -47,7 +47,7 @@ def place_of(
 
 def carry_out(tables: Tables, options: argparse.Namespace, place: Place | None) -> None:
     """Perform what is not kept yet, telling of each on stderr, and show the tables."""
-    workers = options.workers or (ON_A_GPU if "gpu" in options and options.gpu else os.cpu_count() or 1)
+    workers = options.workers or (ON_A_GPU if getattr(options, "gpu", False) else os.cpu_count() or 1)
     text = tables(book(options.kept), workers, lambda line: print(line, file=sys.stderr))  # noqa: T201
     if place is not None:
         place.fill(text)

@@ -205,8 +205,8 @@ def _measure(sealed: Sealed, nodes: list[Daemon], options: Options) -> tuple[flo
         manifest=sealed.to_bytes(),
         peer_id=first.peer_id,
         data=options.data,
-        devices="auto",  # as the nodes had, and so is what follows
-        threads=1,  # more of them wait for one another where cores are shared
+        devices="auto",
+        threads=1,  # both as the nodes had; more threads wait for one another where cores are shared
         checkpoints=folders[0],
         cache=cache,
     )
