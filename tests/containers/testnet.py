@@ -139,8 +139,7 @@ class Testnet:
             )
         for service, kind in (("home", "cone"), ("flat", "symmetric")):
             with step(f"{service} knows that its NAT is {kind}"):
-                query = f'nolocod_reachable{{instance="{service}:9464", kind="{kind}"}} == 1'
-                wait("the kind of NAT", 120, lambda query=query: monitor.values(query))
+                self._wait_for_kind(service, kind)
         with step("every query of every panel and rule has data"):
             run([sys.executable, "-m", "tools.panels", "--prometheus", monitor.prometheus, "--wait", "120"], 150)
         self._kill_and_recover()
@@ -148,6 +147,14 @@ class Testnet:
             self.compose("stop", "trainer", seconds=90)
             self._ended_well("trainer")
         self.strike()
+
+    def _wait_for_kind(self, service: str, kind: str) -> None:
+        query = f'nolocod_reachable{{instance="{service}:9464", kind="{kind}"}} == 1'
+        try:
+            wait("the kind of NAT", 120, lambda: self.monitor.values(query))
+        except CheckFailed as error:
+            said = json.loads(self.compose("exec", "-T", service, "nolocod", "status", "--json"))
+            raise CheckFailed(f"{error}; {service} says {said['reach']}") from error
 
     def strike(self) -> None:
         """The file of faults: a node comes up among them, and the first of them reaches it."""

@@ -161,10 +161,17 @@ class Reachability:
     async def _ask_around(self) -> None:
         asked = (self._asked or set()) & self._host.observed.keys()
         async with trio.open_nursery() as nursery:
+            for peer in self._untold():
+                nursery.start_soon(self._host.learn, peer)
             for helper in self._helpers():
                 asked.add(helper)
                 nursery.start_soon(self._ask, helper)
         self._asked = asked
+
+    def _untold(self) -> list[PeerId]:
+        """Some of those who are connected straight and have not told where they see us: they were too busy when we met them."""
+        silent = [peer for peer, reach in self._host.peers().items() if reach != "relayed" and peer not in self._host.observed]
+        return self._rng.sample(silent, min(len(silent), _HELPERS))
 
     def _helpers(self) -> list[PeerId]:
         """Some of those who see us, from as many addresses as can be; those outside of our own network if there are any."""

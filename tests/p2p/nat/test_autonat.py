@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
@@ -28,7 +29,7 @@ from nolocod.p2p.nat.circuit_relay import Relay, RelayClient
 from nolocod.p2p.nat.reachability import Reachability, ReachTiming
 from nolocod.p2p.settings import MeshSettings, Relaying
 from nolocod.p2p.transport.delimited import receive_message, send_message
-from nolocod.p2p.transport.identify import Observation
+from nolocod.p2p.transport.identify import IDENTIFY, Observation
 from nolocod.units import Address
 from tests.support.wires import ENOUGH, until
 
@@ -323,6 +324,27 @@ async def test_one_bootstrap_is_enough_to_find_out_that_a_node_is_public() -> No
     async with hosts(2) as (ann, bob), reaching(ann) as (reach, _), reaching(bob) as (other, _):
         await ann.connect(bob.own, bob.local)
         await until(lambda: reach.kind == other.kind == "public")
+
+
+async def test_who_was_too_busy_to_tell_what_it_sees_is_asked_again() -> None:
+    async with hosts(3) as (ann, *helpers):
+        asked: Counter[PeerId] = Counter()
+
+        async def fail(stream: Stream) -> None:
+            asked[stream.remote] += 1
+            await stream.reset()
+
+        await deafen(ann)
+        for helper in helpers:
+            helper.serve(IDENTIFY, fail)
+            AutoNatServer(helper, OFTEN)
+            await ann.connect(helper.own, helper.local)
+        await until(lambda: asked[ann.own] == len(helpers))
+        assert not ann.observed
+        for helper in helpers:
+            helper.serve(IDENTIFY, helper._tell_who_we_are)
+        async with reaching(ann) as (reach, _):
+            await until(lambda: reach.kind == "cone")
 
 
 async def test_one_helper_cannot_tell_the_kind_of_nat() -> None:
