@@ -94,9 +94,11 @@ _KNOWN = {"muon": 8e-3, "adamw": 4e-3}
 _LIKE = Trial("none", 1, 0, 0.0)
 _MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, BEFORE.name, BEFORE_BUSY.name)
 _SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (*_MAIN, NONE))
-_MORE = replace(_SMALLER, replicas=(8, 16), seeds=(1,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name))
+_SECOND = replace(_SMALLER, seeds=(1,), rates=(2e-3, 4e-3, 8e-3), like=_LIKE, methods=_MAIN, alone=1500)
+_MORE = replace(_SMALLER, replicas=(8, 16), seeds=(1,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name), beside=_SECOND)
 SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_MORE)
-"""Three and a half hours of one core: 0.12 M parameters, at the inner optimizer's known rate; of 8 and 16 replicas one seed."""
+"""Five hours of one core: 0.12 M parameters, at the inner optimizer's known rate; of 8 and 16 replicas one seed, and of 0.36 M
+parameters."""
 FULL = Size((4, 8, 16), _SEEDS, RATES, True, _LIKE, beside=_SMALLER)
 _RATES_GPU = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 _LARGER = Size(
