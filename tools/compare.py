@@ -77,7 +77,8 @@ class Size:
     replicas: tuple[int, ...]
     seeds: tuple[int, ...]
     rates: tuple[float, ...]
-    """Learning rates that are tried for each method; a single one is taken; without any, the inner optimizer's of `_KNOWN`."""
+    """Learning rates that are tried for each method; a single one is taken; without any, that of `_KNOWN` for model and inner
+    optimizer."""
     variants: bool
     """The variants of ours too, at the smallest count of replicas."""
     like: Trial
@@ -89,12 +90,13 @@ class Size:
 
 
 _SEEDS = (1, 2, 3)
-_KNOWN = {"muon": 8e-3, "adamw": 4e-3}
-"""The best learning rates of ours for 0.12 M parameters; NorMuon's by trials on seeds 101 to 104 that are not kept."""
+_KNOWN = {"tiny": {"muon": 8e-3, "adamw": 4e-3}, "0.4m": {"muon": 4e-3, "adamw": 2e-3}}
+"""The best learning rates of ours by model. NorMuon's are by trials that are not kept: of 0.12 M parameters on seeds 101 to 104, of
+0.36 M by one replica alone (1,500 steps, seed 100: 1.6242, 1.6151 and 1.6262 at 0.002, 0.004 and 0.008)."""
 _LIKE = Trial("none", 1, 0, 0.0)
 _MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, BEFORE.name, BEFORE_BUSY.name)
 _SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (*_MAIN, NONE))
-_SECOND = replace(_SMALLER, seeds=(1,), rates=(2e-3, 4e-3, 8e-3), like=_LIKE, methods=_MAIN, alone=1500)
+_SECOND = replace(_SMALLER, seeds=(1,), rates=(), like=_LIKE, methods=_MAIN)
 _MORE = replace(_SMALLER, replicas=(8, 16), seeds=(1,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name), beside=_SECOND)
 SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_MORE)
 """Five hours of one core: 0.12 M parameters, at the inner optimizer's known rate; of 8 and 16 replicas one seed, and of 0.36 M
@@ -218,7 +220,7 @@ def compare(size: Size, book: Book, workers: int, tell: Callable[[str], None], *
             perform_all(trials, book, workers, tell)
 
     methods = list(dict.fromkeys(method for method, _ in _all(size)))
-    rates = {method.name: size.rates[0] if size.rates else _KNOWN[method.optimizer] for method in methods}
+    rates = {method.name: size.rates[0] if size.rates else _KNOWN[size.like.model][method.optimizer] for method in methods}
     if len(size.rates) > 1:
         perform(trial for method in methods for trial in _tuning(method, size))
         rates |= {method.name: best for method in methods if (best := _best(method, size, book))}
