@@ -79,6 +79,7 @@ def _trained(ids: torch.Tensor, config: dict[str, Any]) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+        model.float()  # in bfloat16, as it is configured, a step takes a processor ten times as long
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         for _ in range(60):
             starts = torch.randint(0, len(ids) - 33, (8,))
