@@ -91,8 +91,8 @@ class Size:
 
 _SEEDS = (1, 2, 3)
 _KNOWN = {"tiny": {"muon": 8e-3, "adamw": 4e-3}, "0.4m": {"muon": 4e-3, "adamw": 2e-3}}
-"""The best learning rates of ours by model. NorMuon's are by trials that are not kept: of 0.12 M parameters on seeds 101 to 104,
-of 0.36 M by one replica alone (1,500 steps, seed 100: 1.6242, 1.6151 and 1.6262 at 0.002, 0.004 and 0.008)."""
+"""The best learning rates of ours by model. NorMuon's are by trials that are not kept: of 0.12 M parameters on seeds 101 to
+104, of 0.36 M by one replica alone (1,500 steps, seed 100: 1.6242, 1.6151 and 1.6262 at 0.002, 0.004 and 0.008)."""
 _LIKE = Trial("none", 1, 0, 0.0)
 _MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, BEFORE.name, BEFORE_BUSY.name)
 _SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (*_MAIN, NONE))
