@@ -271,7 +271,7 @@ def main() -> None:
     parser = parser_of("compare", (__doc__ or "").splitlines()[0])
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--reduced", action="store_true", help="a minute: a smaller model, fewer trials")
-    sizes.add_argument("--small", action="store_true", help="three and a half hours of one core: 0.12 M parameters")
+    sizes.add_argument("--small", action="store_true", help="five hours of one core: 0.12 M parameters, and once 0.36 M")
     sizes.add_argument("--gpu", action="store_true", help="10 and 113 M parameters on this machine's GPU")
     parser.add_argument("--kept-only", action="store_true", help="show what is kept, and train nothing")
     options = parser.parse_args()
