@@ -21,7 +21,7 @@ _MOST_OWN = 8
 _WAITS = 8
 """Phases of the run."""
 _THIRD, _QUARTER, _SHORT = 3, 4, 2.0
-"""What an exchange may be of the model, and of the time in which all has its turn; and seconds that are short whatever that is."""
+"""What an exchange may be of the model, and of the time in which all has its turn; and seconds that are short always."""
 _ROUNDING = 1e-9
 """Of turns: thirds that add up to whole ones fall short of them by less."""
 _ALIKE = 4 / 3
