@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from nolocod.identity import PeerId
     from nolocod.outer.sides import Mesh, Trainer
 
-_BUSY_SECONDS = 0.5
-"""What a peer is told when we are in another exchange: about as long as what is left of one. A slow line rests meanwhile."""
+_BUSY_SECONDS = 1.0
+"""What a peer is told when we are in another exchange: about as long as one takes."""
 _CLOSED_SECONDS = 5.0
 """What a peer is told when we are stopping, or fetching weights."""
 _AVOID_SECONDS = 30.0

@@ -20,8 +20,8 @@ _MOST_OWN = 8
 """In a loop that is its caller's own, steps are never larger: so many times `inner.steps`, all as such."""
 _WAITS = 8
 """Phases of the run."""
-_THIRD, _QUARTER, _SHORT = 3, 4, 2.0
-"""What an exchange may be of the model, and of the time in which all has its turn; and seconds that are short always."""
+_QUARTER, _SHORT = 4, 2.0
+"""What an exchange may be of the model, and of its phase; and seconds that are short whatever a phase is."""
 _ROUNDING = 1e-9
 """Of turns: thirds that add up to whole ones fall short of them by less."""
 _ALIKE = 4 / 3
@@ -115,11 +115,10 @@ class Phase:
 
 
 def at_once(parts: int, seconds: float, whole: float) -> int:
-    """About how many of the model's `parts`, which take `seconds` each, an exchange may be: a third, or as many as take two
-    seconds, or a quarter of the `whole` seconds in which all have their turn. What it brings is as late as it is long; and a
-    slow line rests between two exchanges, however long they are."""
+    """About how many of the model's `parts`, which take `seconds` each, an exchange may be: a quarter, or as many as take two
+    seconds, or a quarter of the `whole` seconds in which all have their turn. What it brings is as late as it is long."""
     quick = int(min(parts, max(_SHORT, whole / _QUARTER) / seconds)) if seconds else parts
-    return max(-(-parts // _THIRD), quick)
+    return max(-(-parts // _QUARTER), quick)
 
 
 def is_part(done: int, inner_steps: int) -> bool:

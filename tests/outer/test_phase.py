@@ -180,7 +180,7 @@ def test_those_who_lie_about_their_phases_make_nobodys_longer() -> None:
     assert not any(longer)
 
 
-def test_an_exchange_is_about_a_third_of_the_model_or_what_takes_two_seconds() -> None:
-    assert [at_once(parts, 10.0, 4.0) for parts in (1, 3, 4, 5, 8, 25)] == [1, 1, 2, 2, 3, 9]
+def test_an_exchange_is_about_a_quarter_of_the_model_or_what_takes_two_seconds() -> None:
+    assert [at_once(parts, 10.0, 4.0) for parts in (1, 3, 4, 5, 25)] == [1, 1, 1, 2, 7]
     assert [at_once(5, seconds, 4.0) for seconds in (0.0, 0.1, 0.4, 0.5, 0.7, 1.0)] == [5, 5, 5, 4, 2, 2]
     assert [at_once(5, 4.0, whole) for whole in (10.0, 50.0, 70.0, 100.0)] == [2, 3, 4, 5]
