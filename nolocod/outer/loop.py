@@ -344,7 +344,7 @@ class OuterLoop:
             self._failed |= self._wasted.wary(now := trio.current_time())
             if ended.outcome == "aborted":
                 self._let_down, self._let_down_at = True, now
-            self._wasted.charge(ended.partner, now - self._started, now)
+            self._wasted.charge(ended.partner, now - self._started, now, busy=ended.outcome == "busy")
             try:
                 await self._abandon(local_side)
             finally:

@@ -3,7 +3,9 @@
 The rule: all partners together may have a sixteenth of our time for nothing, and twenty seconds besides. While they had more we
 are wary: a partner has less time for its part (`Limits.paced`), and whoever took some of ours is set apart, until all is
 paid: partners are drawn, and their offers taken, as if it were not there, as long as there are others. Who takes a sixteenth
-and four minutes alone gets nothing more. Nobody is blamed for it: an honest partner on a bad line comes to the same.
+and four minutes alone gets nothing more. Nobody is blamed for it: an honest partner on a bad line comes to the same. Who says
+soon that it is busy is charged an eighth: training went on, and nothing was copied or sent. So half of our time may go into
+asking those who are in another exchange, again and again, across a line that this exchange fills.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ _SHARE, _FORGIVEN = 15.0, 20.0
 _FORGIVEN_ONE = 240.0
 """One broken line is waited for as long (`Limits.longest_resume_seconds`), and some more was spent before."""
 _SLIGHT = 1.0
-"""So many seconds set nobody apart."""
+"""So many seconds set nobody apart, and are soon."""
+_ASKED = 1 / 8
+"""Of a short time for an answer, what is charged."""
 _KEPT = 1024
 
 
@@ -29,8 +33,10 @@ class WastedTime:
         """When it has paid for all, what is forgiven aside."""
         self._paid = 0.0  # when all have
 
-    def charge(self, peer: PeerId, seconds: float, now: float) -> None:
-        """An exchange with `peer` took `seconds`, and came to nothing."""
+    def charge(self, peer: PeerId, seconds: float, now: float, *, busy: bool = False) -> None:
+        """An exchange with `peer` took `seconds`, and came to nothing; `busy`: it said only that."""
+        if busy and seconds <= _SLIGHT:
+            seconds *= _ASKED
         if now >= self._paid:
             self.peers = {other: until for other, until in self.peers.items() if until > now}
         self._paid = max(now, self._paid) + _SHARE * seconds

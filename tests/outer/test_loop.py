@@ -556,6 +556,25 @@ async def test_who_took_our_time_is_the_partner_where_there_is_no_better_one(aut
     assert isinstance(node.loop.decide(offer), Busy)
 
 
+async def test_who_asks_one_that_is_busy_for_long_does_not_set_it_apart(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in an exchange across a slow line, which it fills: an answer takes half a second there."""
+    monkeypatch.setitem(globals(), "LATENCY", 0.25)
+    table = Table()
+    node, other = table.add("node", patience=1000), table.add("other")
+    other.loop._engage(PeerId("third"), initiator=False)
+    await trio.sleep(INNER_STEPS)
+    with trio.move_on_after(500):
+        await node.loop._outer_step()
+    assert sum(isinstance(event, ExchangeEnded) for event in node.events) > 200
+    now = trio.current_time()
+    assert not node.loop._wasted.wary(now)
+    for _ in range(20):
+        node.loop._wasted.charge(other.name, 1.1, now)
+    assert node.loop._wasted.apart(now) == {other.name}, "other time is charged whole"
+
+
 async def test_a_stranger_has_less_time_while_too_much_was_lost_and_a_partner_of_old_has_not(autojump_clock: object) -> None:
     table = Table()
     node = table.add("node")

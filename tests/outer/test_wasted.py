@@ -47,3 +47,18 @@ def test_those_set_apart_are_so_many_and_no_more() -> None:
         wasted.charge(PeerId(f"p{number}"), 9.0, 0.0)
     assert len(wasted.peers) == 1024
     assert PeerId("p2999") in wasted.peers
+
+
+def test_half_of_our_time_may_go_into_asking_who_is_busy_and_says_so_soon() -> None:
+    """Who waits for one behind a slow line asks some dozens of times a minute, and an answer takes 0.2 to 0.7 s there."""
+
+    def wary_after(period: float, answer: float) -> bool:
+        wasted = WastedTime()
+        for number in range(1000):
+            wasted.charge(ONE, answer, number * period, busy=True)
+        return wasted.wary(1000 * period)
+
+    assert not wary_after(2.0, 0.9)
+    assert not wary_after(1.2, 0.5)
+    assert wary_after(1.2, 0.9), "hardly any time is left for others' offers"
+    assert wary_after(20.0, 1.5), "it kept us waiting"
