@@ -228,7 +228,7 @@ class LogFollower:
             case events.Amended():
                 _say(event, INFO, "the run's owners change it from round %d on: %s", event.at, event.what)
             case events.Troubled():
-                _say(event, WARNING, "%s %s", event.code, event.message)
+                _say(event, WARNING, f"{event.code} %s", event.message)  # many of one code fold no other one
 
     def _follow_training(self, event: Event) -> None:
         match event:
@@ -267,8 +267,8 @@ class LogFollower:
             case events.ExchangeEnded():
                 level = {"busy": DEBUG, "aborted": WARNING, "in_doubt": WARNING}.get(event.outcome, INFO)
                 why = " ".join(filter(None, (event.error, event.reason))) or "no reason given"
-                outcome = event.outcome.replace("_", " ")
-                _say(event, level, "exchange with …%s %s: %s", short(event.partner), outcome, why)
+                template = f"exchange with …%s {event.outcome.replace('_', ' ')}: %s"  # many that are busy fold no other one
+                _say(event, level, template, short(event.partner), why)
             case events.DoubtSettled():
                 decided = "the partner applied it, this node did not" if event.committed else "neither node applied it"
                 _say(event, INFO, "exchange with …%s is no longer in doubt: %s", short(event.partner), decided)

@@ -53,6 +53,11 @@ def _finished(node: Node) -> bool:
     return report is not None and report.state == "finished"
 
 
+def _told_its_last_loss(node: Node) -> bool:
+    report = node.report
+    return report is not None and report.round in Seen.of(node.log).losses
+
+
 def _paired(node: Node) -> bool:
     report = node.report
     return report is not None and report.outer_paired > 0
@@ -88,6 +93,8 @@ def main() -> None:
         else:
             nodes.wait("the time is over", lambda: time.time() - begin > until, until + 60)
         end = time.time()
+        if options.rounds:
+            nodes.wait("all tell their last loss", lambda: all(map(_told_its_last_loss, were.values())), _START)
         seen = {name: Seen.of(node.log, begin=begin) for name, node in were.items()}
     slow = seen["slow"]
     used = slow.carried / (able * (end - begin))

@@ -52,6 +52,8 @@ from nolocod.observe.events import (
 from nolocod.observe.logs import LogFollower, set_up
 from nolocod.observe.words import amount, plain
 
+from tests.support.told import Seen
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -340,6 +342,14 @@ def test_repeats_are_folded_into_a_count(log: Log) -> None:
     ]
 
 
+def test_many_that_are_busy_fold_no_exchange_that_broke_and_one_trouble_folds_no_other(log: Log) -> None:
+    log.set_up("debug")
+    for _ in range(12):
+        follow(ExchangeEnded(BOB, "s", True, "busy", 0, 0, 0.1), Troubled("NLC-202", "no byte."))
+    follow(ExchangeEnded(BOB, "s", True, "aborted", 0, 0, 0.1), Troubled("NLC-203", "too slow."))
+    assert log.lines[20:] == ["warning exchange with …abcd1234 aborted: no reason given", "warning NLC-203 too slow."]
+
+
 def test_folded_repeats_are_told_at_the_end(log: Log) -> None:
     for _ in range(12):
         logging.getLogger("nolocod").warning("again")
@@ -464,6 +474,16 @@ def test_libraries_and_repeats_are_objects_too(log: Log) -> None:
     assert [one["fields"]["round"] for one in rounds] == list(range(10))
     assert (folded["event"], folded["fields"]["count"]) == ("folded", 15)
     assert (lost["event"], lost["fields"]) == ("peer_lost", {"peer_id": BOB, "reason": "no heartbeat"})
+
+
+def test_the_labs_count_what_is_folded(log: Log, tmp_path: Path) -> None:
+    log.set_up("debug", form="json")
+    for _ in range(25):
+        follow(ExchangeEnded(BOB, "s", True, "busy", 0, 0, 0.1))
+    log.clock.now = 61.0
+    follow(ExchangeEnded(BOB, "s", True, "unreachable", 0, 0, 0.1))
+    (tmp_path / "log").write_text(log.stream.getvalue())
+    assert Seen.of(tmp_path / "log").outcomes == {"busy": 25, "unreachable": 1}
 
 
 def test_a_debug_log_in_json_has_tracebacks(log: Log) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 IN_JSON = ("--log-format", "json", "--log-level", "debug")
+_BUSY = "exchange with …%s busy"
+"""How the node's log tells of what it folds (observe/logs.py)."""
 _ENDED = ("aborted", "in_doubt", "unreachable")
 """Outcomes of exchanges that are wrong where nothing fails."""
 
@@ -64,6 +66,8 @@ class Seen:
                     seen.outcomes[fields["outcome"]] += 1
                     if fields["outcome"] in _ENDED and at < stops:
                         seen.trouble.append(told["message"])
+                case "folded" if at >= begin:
+                    seen.outcomes["busy"] += fields["count"] * fields["like"].startswith(_BUSY)
                 case "outer_step" if at >= begin:
                     seen.steps[fields["kind"]] += 1
                     seen.order += fields["kind"][0]
