@@ -66,10 +66,10 @@ def learning_rate(manifest: Manifest, round_number: int, steps_since_outer: int)
 
 
 def recent_rate(manifest: Manifest, round_number: int, steps_since_outer: int) -> float:
-    """What the distance between replicas follows: the learning rate halfway through this phase, or two rounds before if that
-    was higher. What parted them then is not all merged yet, and "wsd" ends near 0."""
-    half = steps_since_outer // 2
-    return max(learning_rate(manifest, one, half) for one in (max(0, round_number - 2), round_number))
+    """What the distance between replicas follows: the learning rate halfway through this phase, or two outer steps of the whole
+    model before if that was higher. What parted them then is not all merged yet, and "wsd" ends near 0."""
+    half, before = steps_since_outer // 2, max(0, round_number - 2 * manifest.outer.turns)
+    return max(learning_rate(manifest, one, half) for one in (before, round_number))
 
 
 def make_adamw(parameters: Sequence[Tensor], manifest: Manifest, device: torch.device) -> torch.optim.AdamW:

@@ -429,8 +429,11 @@ def test_every_schedule_is_constant_in_a_run_without_end(name: str) -> None:
 
 
 def test_distances_follow_the_rate_of_a_while_ago() -> None:
-    """Near the end of "wsd" replicas are apart by what they learned before: the clip radius must not shrink faster."""
+    """Near the end of "wsd" replicas are apart by what they learned before: the clip radius must not shrink faster. In turns, a
+    part was merged as many turns before as there are."""
     manifest = schedule("wsd")
+    turned = msgspec.structs.replace(manifest, outer=msgspec.structs.replace(manifest.outer, turns=3))
+    assert recent_rate(turned, 11, 10) == learning_rate(turned, 5, 5)
     assert recent_rate(manifest, 5, 10) == 1.0
     assert recent_rate(manifest, 11, 10) == learning_rate(manifest, 9, 5) > 20 * learning_rate(manifest, 11, 10)
     assert recent_rate(manifest, 0, 10) == learning_rate(manifest, 0, 5)
