@@ -97,9 +97,12 @@ _LIKE = Trial("none", 1, 0, 0.0)
 _MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, BEFORE.name, BEFORE_BUSY.name)
 _SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (*_MAIN, NONE))
 _SECOND = replace(_SMALLER, seeds=(1,), rates=(), like=_LIKE, methods=_MAIN)
-_MORE = replace(_SMALLER, replicas=(8, 16), seeds=(1,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name), beside=_SECOND)
-SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_MORE)
-"""Five hours of one core: 0.12 M parameters, at the inner optimizer's known rate; of 8 and 16 replicas one seed, and of 0.36 M
+_SIXTEEN = replace(
+    _SMALLER, replicas=(16,), seeds=(1,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name), beside=_SECOND
+)
+_EIGHT = replace(_SIXTEEN, replicas=(8,), seeds=_SEEDS, beside=_SIXTEEN)
+SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_EIGHT)
+"""Five hours of one core: 0.12 M parameters, at the inner optimizer's known rate; of 16 replicas one seed, and of 0.36 M
 parameters."""
 FULL = Size((4, 8, 16), _SEEDS, RATES, True, _LIKE, beside=_SMALLER)
 _RATES_GPU = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
@@ -148,7 +151,7 @@ class Comparison:
         for count in self.size.replicas if self.ends else ():
             methods = self.methods_at(count)
             lines += [
-                f"\n{count} replicas, {self.size.like.steps} inner steps each (bytes: sent by a node, per parameter and "
+                f"\n{count} replicas, {self.size.like.steps} inner steps each (bytes: of a node, per parameter and "
                 f"{self.size.like.phase} inner steps):\n",
                 f"| method | bytes | learning rate | mean replica | worst | averaged | against {_BESIDE}, each seed |",
                 "|---|---|---|---|---|---|---|",
@@ -160,7 +163,8 @@ class Comparison:
         if self.beside is not None:
             like = self.beside.size.like
             what = "with other numbers of replicas" if like == self.size.like else f"with another model ({like.model})"
-            lines += [f"\nThe same {what}, seeds {', '.join(map(str, self.beside.size.seeds))}:", self.beside.to_text()]
+            seeds = ", ".join(map(str, self.beside.size.seeds))
+            lines.append(f"\nThe same {what}, seeds {seeds}: {self.beside.to_text().lstrip()}")
         return "\n".join(lines)
 
     def methods_at(self, count: int) -> list[str]:
