@@ -64,7 +64,7 @@ def test_three_daemons_teach_a_model_to_answer(swarm: Swarm, tmp_path: Path) -> 
         assert {error.code for error in report.errors} <= {HarmfulTensorError.entry.code, FarWeightsError.entry.code}
         sent += [row.sent / SIZE for row in report.exchanges if row.outcome == "committed"]
         assert psutil.Process(daemon.running.pid).memory_info().rss < LEAN
-    assert 1 < median(sent) < 1.25, "a byte of each value, and another one of the matrices that could not be decoded: each is 0.05"
+    assert 1 < median(sent) < 1.25, "a byte of each value, and once more of what could not be decoded: each matrix is 0.05"
     assert max(sent) < 2.03, "two at first, and of matrices that could not be decoded"
     swarm.stop(*everybody)
     assert "of 201 samples 1 are left out, and 1 are cut" in everybody[1].tail(1000)

@@ -51,11 +51,11 @@ from nolocod.observe.events import (
 )
 from nolocod.observe.logs import LogFollower, set_up
 from nolocod.observe.words import amount, plain
-
 from tests.support.told import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 BOB = PeerId("12D3KooWxyzabcd1234")
 JSON_EVENTS = """
