@@ -96,12 +96,12 @@ _KNOWN = {"tiny": {"muon": 8e-3, "adamw": 4e-3}, "0.4m": {"muon": 4e-3, "adamw":
 _LIKE = Trial("none", 1, 0, 0.0)
 _MAIN = (PARALLEL, OFTEN.name, OURS.name, BUSY.name, BEFORE.name, BEFORE_BUSY.name)
 _SMALLER = Size((4,), _SEEDS, RATES, False, replace(_LIKE, model="tiny"), (*_MAIN, NONE))
-_SECOND = replace(_SMALLER, seeds=(1,), rates=(), like=_LIKE, methods=_MAIN)
+_SECOND = replace(_SMALLER, seeds=(1, 2), rates=(), like=_LIKE, methods=_MAIN)
 _SIXTEEN = replace(_SMALLER, replicas=(16,), seeds=(1,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name), beside=_SECOND)
 _EIGHT = replace(_SIXTEEN, replicas=(8,), seeds=_SEEDS, beside=_SIXTEEN)
 SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_EIGHT)
-"""Five hours of one core: 0.12 M parameters, at the inner optimizer's known rate; of 16 replicas one seed, and of 0.36 M
-parameters."""
+"""Five hours of one core: 0.12 M parameters, at the inner optimizer's known rate; of 16 replicas one seed, of 0.36 M
+parameters two."""
 FULL = Size((4, 8, 16), _SEEDS, RATES, True, _LIKE, beside=_SMALLER)
 _RATES_GPU = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 _LARGER = Size(
