@@ -66,8 +66,8 @@ class Seen:
                     seen.outcomes[fields["outcome"]] += 1
                     if fields["outcome"] in _ENDED and at < stops:
                         seen.trouble.append(told["message"])
-                case "folded" if at >= begin:
-                    seen.outcomes["busy"] += fields["count"] * fields["like"].startswith(_BUSY)
+                case "folded" if at >= begin and fields["like"].startswith(_BUSY):
+                    seen.outcomes["busy"] += fields["count"]
                 case "outer_step" if at >= begin:
                     seen.steps[fields["kind"]] += 1
                     seen.order += fields["kind"][0]
