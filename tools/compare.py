@@ -100,7 +100,7 @@ _SECOND = replace(_SMALLER, rates=(), like=_LIKE, methods=_MAIN)
 _SIXTEEN = replace(_SMALLER, replicas=(16,), rates=(), methods=(OFTEN.name, OURS.name, BUSY.name), beside=_SECOND)
 _EIGHT = replace(_SIXTEEN, replicas=(8,), beside=_SIXTEEN)
 SMALL = replace(_SMALLER, rates=(), methods=_MAIN, beside=_EIGHT)
-"""Four to eleven hours of one core: 0.12 M parameters, at the inner optimizer's known rate, and 0.36 M."""
+"""Five to twelve hours of one core: 0.12 M parameters, at the inner optimizer's known rate, and 0.36 M."""
 FULL = Size((4, 8, 16), _SEEDS, RATES, True, _LIKE, beside=_SMALLER)
 _RATES_GPU = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 _LARGER = Size(
@@ -272,7 +272,7 @@ def main() -> None:
     parser = parser_of("compare", (__doc__ or "").splitlines()[0])
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--reduced", action="store_true", help="a minute: a smaller model, fewer trials")
-    sizes.add_argument("--small", action="store_true", help="four to eleven hours of one core: 0.12 M parameters, and 0.36 M")
+    sizes.add_argument("--small", action="store_true", help="five to twelve hours of one core: 0.12 M parameters, and 0.36 M")
     sizes.add_argument("--gpu", action="store_true", help="10 and 113 M parameters on this machine's GPU")
     parser.add_argument("--kept-only", action="store_true", help="show what is kept, and train nothing")
     options = parser.parse_args()
